@@ -1,0 +1,6 @@
+"""pg_sluice: scheduler and incrementally refreshed tables inside PostgreSQL.
+
+`core` decides, `backend` runs inside a user's session, `leader` is the scheduler process.
+"""
+
+__version__ = "0.1.0"
