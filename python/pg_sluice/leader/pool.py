@@ -1,0 +1,241 @@
+"""Workers: who gets a slot, and the life of a session that holds one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from ..core import share
+from .executor import Executor, Run, SessionLost
+
+if TYPE_CHECKING:
+    from .process import Leader
+    from .session import Session
+
+WORKER_OPTIONS = "-c client_connection_check_interval=500ms"
+"""A worker ends within a second of a leader that dies."""
+
+_GONE_POLL_SECONDS = 0.01
+_GONE_LIMIT_SECONDS = 5.0
+_SPAWN_BACKOFF_SECONDS = 1.0
+
+
+class Pool:
+    """All workers of the leader.
+
+    `backlog` counts, by database, runs that may be there to claim. It is a hint: a claim that finds
+    nothing sets it to zero, and news of queued runs raises it. What runs where is in the tables.
+    """
+
+    def __init__(
+        self, leader: Leader, spawn: Callable[[Coroutine[Any, Any, None]], object]
+    ) -> None:
+        self._leader = leader
+        self._spawn = spawn
+        self.backlog: Counter[int] = Counter()
+        self.held: Counter[int] = Counter()
+        self.runs: dict[Any, float] = {}
+        """Runs in progress and the loop's time of their start."""
+        self.claiming = True
+        self._starting: Counter[int] = Counter()
+        self._idle: defaultdict[int, deque[asyncio.Future[bool]]] = defaultdict(deque)
+        self._refused_until: dict[int, float] = {}
+        self._changed = asyncio.Event()
+
+    def offer(self, db_oid: int, runs: int = 1) -> None:
+        """Says that a database may have that many runs to claim."""
+        idle = self._idle[db_oid]
+        while runs > 0 and idle:
+            runs -= _wake(idle.popleft(), goes_on=True)
+        if runs > 0:
+            self.backlog[db_oid] = max(self.backlog[db_oid], runs)
+            self._changed.set()
+
+    def stop_claiming(self) -> None:
+        """From here on no run is claimed; those in progress end."""
+        self.claiming = False
+        for db_oid in list(self._idle):
+            self.retire(db_oid)
+
+    def retire(self, db_oid: int) -> None:
+        """Ends the idle workers of a database."""
+        self.backlog[db_oid] = 0
+        idle = self._idle[db_oid]
+        while idle:
+            _wake(idle.popleft(), goes_on=False)
+
+    @property
+    def empty(self) -> bool:
+        """No worker holds a slot."""
+        return self.held.total() == 0
+
+    async def dispatch(self) -> None:
+        """Gives slots to the databases that wait, until it is cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self.claiming and self._leader.limit > 0:
+                wanting = {db_oid for db_oid in self.backlog if self._wants(db_oid)}
+                db_oid = share.next_database(wanting, self.held)
+                if db_oid is None:
+                    break
+                if not await self._start_worker(db_oid):
+                    self._borrow_back(db_oid)
+                    break
+
+    def _wants(self, db_oid: int) -> bool:
+        now = asyncio.get_running_loop().time()
+        return (
+            self.backlog[db_oid] > self._starting[db_oid]
+            and db_oid in self._leader.members
+            and self._refused_until.get(db_oid, 0) <= now
+        )
+
+    def _waiting(self) -> set[int]:
+        return {db_oid for db_oid, runs in self.backlog.items() if runs > 0}
+
+    def _borrow_back(self, db_oid: int) -> None:
+        """No slot is free: an idle worker of another database ends, the richest one's first."""
+        for other in sorted(self._idle, key=lambda o: self.held[o], reverse=True):
+            while other != db_oid and self._idle[other]:
+                if _wake(self._idle[other].popleft(), goes_on=False):
+                    return
+
+    async def _start_worker(self, db_oid: int) -> bool:
+        row = await self._leader.control.row(
+            "reserve_slot", epoch=self._leader.epoch, db_oid=db_oid
+        )
+        if row is None or row[0] is None:
+            return False
+        slot, nonce, application_name = row
+        self.held[db_oid] += 1
+        self._starting[db_oid] += 1
+        self._spawn(self._work(db_oid, slot, nonce, application_name))
+        return True
+
+    async def _work(self, db_oid: int, slot: int, nonce: Any, application_name: str) -> None:
+        """The life of a worker, from a reserved slot until the slot is free again."""
+        lost: SessionLost | None = None
+        try:
+            session = await self._connect(db_oid, nonce, application_name)
+        finally:
+            self._starting[db_oid] -= 1
+        try:
+            if session is not None:
+                await self._serve(db_oid, slot, session)
+        except SessionLost as found:
+            lost = found
+        finally:
+            if session is not None:
+                session.close()
+        await self._free(nonce)
+        self.held[db_oid] -= 1
+        if lost is not None:
+            # Its backend is gone now, so its history is final.
+            self.runs.pop(lost.failure.run.run_id, None)
+            await self._leader.settle_lost(db_oid, lost.failure)
+        self._changed.set()
+
+    async def _connect(self, db_oid: int, nonce: Any, application_name: str) -> Session | None:
+        """The session of a reserved slot, which is live then; None when it did not come about."""
+        leader = self._leader
+        try:
+            session = await leader.server.connect(
+                leader.members[db_oid],
+                application_name,
+                seconds=leader.settings["worker_start_timeout"],
+                options=WORKER_OPTIONS,
+            )
+        except (psycopg.OperationalError, KeyError):
+            loop = asyncio.get_running_loop()
+            self._refused_until[db_oid] = loop.time() + _SPAWN_BACKOFF_SECONDS
+            loop.call_later(_SPAWN_BACKOFF_SECONDS, self._changed.set)
+            return None
+        try:
+            row = await session.row("identity")
+        except psycopg.Error:
+            session.close()
+            return None
+        assert row is not None
+        if not await leader.control.value(
+            "activate_slot", epoch=leader.epoch, nonce=nonce, pid=row[0], backend_start=row[1]
+        ):
+            session.close()
+            return None
+        return session
+
+    async def _serve(self, db_oid: int, slot: int, session: Session) -> None:
+        leader = self._leader
+        executor = Executor(leader.server, leader.members[db_oid], session)
+        finished: Any = None
+        while True:
+            stays = self._stays(db_oid)
+            row = await leader.control.row(
+                "next_run",
+                epoch=leader.epoch,
+                finished=finished,
+                db_oid=db_oid if stays else None,
+                slot=slot,
+            )
+            finished = None
+            if row is None:
+                if not stays or not await self._rest(db_oid):
+                    return
+                continue
+            self.backlog[db_oid] = max(0, self.backlog[db_oid] - 1)
+            run = Run(*row)
+            self.runs[run.run_id] = asyncio.get_running_loop().time()
+            await executor.execute(run, leader.settings_of(db_oid))
+            del self.runs[run.run_id]
+            finished = run.run_id
+            leader.run_ended(db_oid, run.pgt_id)
+
+    def _stays(self, db_oid: int) -> bool:
+        return (
+            self.claiming
+            and db_oid in self._leader.members
+            and not share.must_yield(
+                db_oid,
+                self._waiting(),
+                self.held,
+                self._leader.limit,
+                int(self._leader.settings["database_quota"]),
+            )
+        )
+
+    async def _rest(self, db_oid: int) -> bool:
+        """Waits for work; false when the worker is to end."""
+        self.backlog[db_oid] = 0
+        woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._idle[db_oid].append(woken)
+        if self._waiting():
+            # Somebody may wait for the slot of a worker that has nothing to do.
+            self._changed.set()
+        try:
+            async with asyncio.timeout(self._leader.settings["worker_idle_timeout"]):
+                return await woken
+        except TimeoutError:
+            return False
+
+    async def _free(self, nonce: Any) -> None:
+        """Gives the slot back once the backend is gone; what takes too long is left to reconciliation."""
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + _GONE_LIMIT_SECONDS
+        while not await self._leader.control.value(
+            "release_slot", epoch=self._leader.epoch, nonce=nonce
+        ):
+            if loop.time() > limit:
+                return
+            await asyncio.sleep(_GONE_POLL_SECONDS)
+
+
+def _wake(woken: asyncio.Future[bool], *, goes_on: bool) -> bool:
+    """Wakes a resting worker; false when its rest is over already."""
+    if woken.done():
+        return False
+    woken.set_result(goes_on)
+    return True

@@ -1,0 +1,110 @@
+"""A connection of the leader to the server it runs in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Self
+
+import psycopg
+from psycopg import AsyncConnection
+
+from .. import connection
+from .queries import statements
+
+_STATEMENTS = statements()
+
+
+class Server:
+    """How to connect, and as whom."""
+
+    def __init__(self, sockets: str, port: str, role: str) -> None:
+        self._where = (sockets, port, role)
+
+    async def connect(
+        self,
+        database: str,
+        application_name: str,
+        *,
+        role: str | None = None,
+        seconds: float = connection.CONNECT_SECONDS,
+        options: str = "",
+    ) -> Session:
+        """A new session within that many seconds; raises psycopg.OperationalError."""
+        given = connection.parameters(*self._where, database)
+        given["options"] += f" {options}"
+        if role is not None:
+            given["user"] = role
+        try:
+            async with asyncio.timeout(seconds):
+                opened = await AsyncConnection.connect(
+                    **given, application_name=application_name, autocommit=True
+                )
+        except TimeoutError:
+            raise psycopg.errors.ConnectionTimeout(
+                f"no connection within {seconds:g} seconds"
+            ) from None
+        return Session(opened)
+
+
+class Session:
+    """One open session; statements of concurrent tasks follow each other."""
+
+    def __init__(self, opened: AsyncConnection[Any]) -> None:
+        self.connection = opened
+        # What is in a notification doesn't matter: that the socket was readable is the wake-up.
+        opened.add_notify_handler(lambda _: None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def row(self, name: str, **arguments: Any) -> tuple[Any, ...] | None:
+        """The first row of a statement of queries.sql."""
+        cursor = await self.connection.execute(_STATEMENTS[name], arguments or None)
+        return None if cursor.description is None else await cursor.fetchone()
+
+    async def rows(self, name: str, **arguments: Any) -> list[tuple[Any, ...]]:
+        """All rows of a statement of queries.sql."""
+        cursor = await self.connection.execute(_STATEMENTS[name], arguments or None)
+        return await cursor.fetchall()
+
+    async def value(self, name: str, **arguments: Any) -> Any:
+        """The first column of the first row."""
+        row = await self.row(name, **arguments)
+        return None if row is None else row[0]
+
+    async def rest(self, wake: asyncio.Event, seconds: float) -> None:
+        """Waits until the server sends something (a notification, or its end), until `wake` is set,
+        or that long; clears `wake`. Another task must not use the session meanwhile, or what the
+        server sends is noticed only afterwards.
+        """
+        loop = asyncio.get_running_loop()
+        descriptor = self.connection.fileno()
+        loop.add_reader(descriptor, wake.set)
+        try:
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        except TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(descriptor)
+            wake.clear()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended."""
+        return self.connection.closed
+
+    def close(self) -> None:
+        """Ends the connection, and with it what it executes; never waits for long."""
+        pgconn = self.connection.pgconn
+        if not self.connection.closed:
+            if pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+                try:
+                    pgconn.get_cancel().cancel()
+                except psycopg.Error:
+                    # The session ends by client_connection_check_interval instead.
+                    pass
+            pgconn.finish()

@@ -1,0 +1,78 @@
+-- Conditions that somebody should look at. An open one is a row without closed_at.
+
+CREATE TABLE _sluice.alert (
+    seq bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT alert_pkey PRIMARY KEY,
+    event text NOT NULL,
+    severity text NOT NULL CONSTRAINT alert_severity_check CHECK (severity IN ('info', 'warning', 'critical')),
+    node text,
+    pgt_id bigint,
+    opened_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    closed_at timestamptz,
+    last_emitted_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    message text NOT NULL,
+    detail jsonb
+);
+-- Forbids that one condition is open twice.
+CREATE UNIQUE INDEX alert_open_key ON _sluice.alert (event, COALESCE(pgt_id, 0)) WHERE closed_at IS NULL;
+CREATE INDEX alert_closed_at_idx ON _sluice.alert (closed_at) WHERE closed_at IS NOT NULL;
+
+CREATE FUNCTION _sluice.emit_alert(_alert _sluice.alert)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pg_notify('sluice_alert', jsonb_build_object(
+        'event', _alert.event,
+        'severity', _alert.severity,
+        'database', current_database(),
+        'node', _alert.node,
+        'pgt_id', _alert.pgt_id,
+        'at', clock_timestamp(),
+        'seq', _alert.seq,
+        -- NOTIFY takes less than 8,000 bytes; 600 characters are at most 3,600 bytes as JSON.
+        'message', left(_alert.message, 600),
+        'truncated', length(_alert.message) > 600
+    )::text)
+$$;
+
+CREATE FUNCTION _sluice.open_alert(
+    _event text, _severity text, _pgt_id bigint, _node text, _message text, _detail jsonb DEFAULT NULL
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_alert _sluice.alert%ROWTYPE;
+BEGIN
+    INSERT INTO _sluice.alert (event, severity, pgt_id, node, message, detail)
+    VALUES (_event, _severity, _pgt_id, _node, _message, _detail)
+    ON CONFLICT (event, COALESCE(pgt_id, 0)) WHERE closed_at IS NULL DO NOTHING
+    RETURNING * INTO v_alert;
+    IF FOUND THEN
+        PERFORM _sluice.emit_alert(v_alert);
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.open_alert(text, text, bigint, text, text, jsonb) IS
+    'Opens a condition and announces it on the channel sluice_alert; does nothing while it is open already';
+
+CREATE FUNCTION _sluice.close_alert(_event text, _pgt_id bigint)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_alert _sluice.alert%ROWTYPE;
+BEGIN
+    UPDATE _sluice.alert AS a SET closed_at = clock_timestamp(), last_emitted_at = clock_timestamp()
+    WHERE a.event = _event AND COALESCE(a.pgt_id, 0) = COALESCE(_pgt_id, 0) AND a.closed_at IS NULL
+    RETURNING * INTO v_alert;
+    IF FOUND THEN
+        v_alert.severity := 'info';
+        PERFORM _sluice.emit_alert(v_alert);
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.close_alert(text, bigint) IS
+    'Closes an open condition and announces that once, with the severity info';

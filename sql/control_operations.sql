@@ -1,0 +1,226 @@
+-- Operations that take effect at once, through a connection to the control database.
+
+CREATE FUNCTION sluice.configure(name text, value text, "cluster" boolean DEFAULT false)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM _sluice.check_setting(name, value, "cluster");
+    IF "cluster" THEN
+        PERFORM _sluice.control('store_setting', jsonb_build_object('_scope', 'cluster', '_name', name, '_value', value));
+    ELSE
+        PERFORM _sluice.store_setting('database', name, value);
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION sluice.configure(text, text, boolean) IS
+'Sets a setting for this database, as part of the transaction, or with cluster => true for the whole server, at once. value: text in the setting''s type and within its bounds, see sluice.settings; NULL restores the default.';
+
+CREATE FUNCTION sluice.drain(
+    timeout interval DEFAULT NULL, "cluster" boolean DEFAULT false, wait boolean DEFAULT true
+)
+RETURNS text
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.unwrap(_sluice.invoke_privileged('drain', jsonb_build_object(
+        'seconds', COALESCE(extract(epoch FROM timeout), _sluice.setting('drain_timeout')),
+        'cluster', "cluster", 'wait', wait, 'user', session_user
+    ))) #>> '{}'
+$$;
+COMMENT ON FUNCTION sluice.drain(interval, boolean, boolean) IS
+'Lets no further run start in this database, or with cluster => true on the server, until resume(). Waits up to the timeout (default: drain_timeout) for what runs and returns ''drained'' when nothing does, else ''draining''; in both cases it stays in force. A call that is cancelled before its answer withdraws its request. wait => false returns at once.';
+
+CREATE FUNCTION sluice.is_drained("cluster" boolean DEFAULT false)
+RETURNS boolean
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT NULLIF(_sluice.control('check_drain', jsonb_build_object(
+        '_db_oid', CASE WHEN "cluster" THEN 0 ELSE _sluice.database_oid() END
+    )), 'null')::boolean
+$$;
+COMMENT ON FUNCTION sluice.is_drained(boolean) IS
+'NULL: no drain was requested. false: something still runs. true: nothing runs, and nothing will start until resume().';
+
+CREATE FUNCTION sluice.drain_status()
+RETURNS TABLE (
+    scope text, state text, requested_by text, requested_at timestamptz, drained_at timestamptz,
+    active bigint, waiting_for text
+)
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT r.scope, r.state, r.requested_by, r.requested_at, r.drained_at, r.active, r.waiting_for
+    FROM jsonb_to_recordset(_sluice.control('drain_rows', jsonb_build_object('_db_oid', _sluice.database_oid()))) AS r (
+        scope text, state text, requested_by text, requested_at timestamptz, drained_at timestamptz,
+        active bigint, waiting_for text
+    )
+$$;
+COMMENT ON FUNCTION sluice.drain_status() IS 'The drain requests that hold for this database, and what they wait for.';
+
+CREATE FUNCTION sluice.resume("cluster" boolean DEFAULT false)
+RETURNS void
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.control('end_drain', jsonb_build_object(
+        '_db_oid', CASE WHEN "cluster" THEN 0 ELSE _sluice.database_oid() END
+    ))
+$$;
+COMMENT ON FUNCTION sluice.resume(boolean) IS
+'Ends the drain of this database or, with cluster => true, of the server, at once. The two are separate requests.';
+
+CREATE FUNCTION _sluice.find_nodes(_arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_nodes jsonb := '[]';
+    v_node _sluice.node;
+    v_entry jsonb;
+BEGIN
+    FOR v_entry IN SELECT e.value FROM jsonb_array_elements(_arguments -> 'nodes') AS e LOOP
+        v_node := _sluice.find_node(v_entry);
+        v_nodes := v_nodes || jsonb_build_object('pgt_id', v_node.pgt_id, 'name', _sluice.node_name(v_node));
+    END LOOP;
+    RETURN v_nodes;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.find_nodes(jsonb) IS 'As find_node, for a list of names; an unknown one is an error';
+
+CREATE FUNCTION _sluice.name_nodes(_nodes text[])
+RETURNS jsonb
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    IF _nodes IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'nodes must not be null';
+    END IF;
+    -- Cardinality first: a name costs a look at the catalog.
+    IF pg_catalog.int4gt(pg_catalog.cardinality(_nodes), _sluice.setting('max_pause_nodes')::integer) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'program_limit_exceeded',
+            MESSAGE = pg_catalog.format('too many nodes: %s', pg_catalog.cardinality(_nodes)),
+            DETAIL = pg_catalog.format('One call takes at most %s (max_pause_nodes).', _sluice.setting('max_pause_nodes'));
+    END IF;
+    RETURN (
+        SELECT COALESCE(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
+            'name', n, 'relid', pg_catalog.to_regclass(n)::oid::bigint
+        )), '[]')
+        FROM pg_catalog.unnest(_nodes) AS n
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.name_nodes(text[]) IS
+    'Names with what they are as relations in the caller''s search_path, hence without a pinned one';
+
+CREATE FUNCTION _sluice.do_pause(_caller name, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.unwrap(_sluice.invoke_privileged('pause', jsonb_build_object(
+        'nodes', _sluice.find_nodes(_arguments),
+        'seconds', COALESCE(extract(epoch FROM (_arguments ->> 'timeout')::interval), _sluice.setting('pause_timeout')),
+        'wait', (_arguments ->> 'wait')::boolean,
+        'user', _caller
+    )))
+$$;
+
+CREATE FUNCTION sluice.pause(nodes text[], timeout interval DEFAULT NULL, wait boolean DEFAULT true)
+RETURNS text
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO _sluice.request (command, arguments)
+    VALUES ('pause', pg_catalog.jsonb_build_object(
+        'nodes', _sluice.name_nodes(nodes), 'timeout', timeout, 'wait', wait
+    ))
+    RETURNING result OPERATOR(pg_catalog.#>>) '{}'
+$$;
+COMMENT ON FUNCTION sluice.pause(text[], interval, boolean) IS
+'Lets no further run of these nodes start until unpause(): all of them or, on an error, none. Waits up to the timeout (default: pause_timeout) for their runs and returns ''paused'', else ''pausing''; it stays in force. A call that is cancelled withdraws what it added. Takes effect at once.';
+
+CREATE FUNCTION _sluice.do_unpause(_caller name, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.control('end_pause', jsonb_build_object(
+        '_db_oid', _sluice.database_oid(),
+        '_pgt_ids', ARRAY(
+            SELECT (e.value ->> 'pgt_id')::bigint FROM jsonb_array_elements(_sluice.find_nodes(_arguments)) AS e
+        )
+    ))
+$$;
+
+CREATE FUNCTION sluice.unpause(nodes text[])
+RETURNS integer
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO _sluice.request (command, arguments)
+    VALUES ('unpause', pg_catalog.jsonb_build_object('nodes', _sluice.name_nodes(nodes)))
+    RETURNING result::integer
+$$;
+COMMENT ON FUNCTION sluice.unpause(text[]) IS
+'Ends the pause of these nodes at once; returns how many of them were paused.';
+
+CREATE FUNCTION sluice.queue()
+RETURNS TABLE (
+    run_id uuid, db_oid oid, database text, pgt_id bigint, name text, state text, priority integer,
+    enqueued_at timestamptz, not_before timestamptz
+)
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT r.run_id, r.db_oid, r.database, r.pgt_id, r.name, r.state, r.priority, r.enqueued_at, r.not_before
+    FROM jsonb_to_recordset(_sluice.control('queue_rows', '{}')) AS r (
+        run_id uuid, db_oid oid, database text, pgt_id bigint, name text, state text, priority integer,
+        enqueued_at timestamptz, not_before timestamptz
+    )
+$$;
+COMMENT ON FUNCTION sluice.queue() IS 'The live runs of the whole server: queued and running. Finished ones are in sluice.history of their database.';
+
+CREATE FUNCTION sluice.workers()
+RETURNS TABLE (
+    slot integer, state text, db_oid oid, database text, pid integer, run_id uuid, name text, since timestamptz
+)
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT r.slot, r.state, r.db_oid, r.database, r.pid, r.run_id, r.name, r.since
+    FROM jsonb_to_recordset(_sluice.control('worker_rows', '{}')) AS r (
+        slot integer, state text, db_oid oid, database text, pid integer, run_id uuid, name text, since timestamptz
+    )
+$$;
+COMMENT ON FUNCTION sluice.workers() IS 'The worker slots of the whole server and what runs on them.';
+
+CREATE FUNCTION sluice.databases()
+RETURNS TABLE (
+    db_oid oid, database text, state text, last_tick_at timestamptz, last_tick_ms double precision,
+    queued bigint, running bigint, drain text, error text
+)
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT r.db_oid, r.database, r.state, r.last_tick_at, r.last_tick_ms, r.queued, r.running, r.drain, r.error
+    FROM jsonb_to_recordset(_sluice.control('database_rows', '{}')) AS r (
+        db_oid oid, database text, state text, last_tick_at timestamptz, last_tick_ms double precision,
+        queued bigint, running bigint, drain text, error text
+    )
+$$;
+COMMENT ON FUNCTION sluice.databases() IS 'The member databases of the server and how their scheduling fares.';
+
+CREATE FUNCTION sluice.effective_limit()
+RETURNS TABLE ("limit" integer, ingredient text, value integer, binding boolean)
+LANGUAGE sql VOLATILE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT r."limit", r.ingredient, r.value, r.binding
+    FROM jsonb_to_recordset(_sluice.control('limit_rows', '{}'))
+        AS r ("limit" integer, ingredient text, value integer, binding boolean)
+$$;
+COMMENT ON FUNCTION sluice.effective_limit() IS
+'How many workers the server may have at once: the least of the ingredients. 0 means serial mode: the leader runs the nodes itself.';

@@ -1,0 +1,107 @@
+-- SQL jobs.
+
+CREATE FUNCTION _sluice.do_schedule(_caller name, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_name CONSTANT text := _arguments ->> 'name';
+    v_node _sluice.node%ROWTYPE;
+    v_pgt_id bigint;
+BEGIN
+    PERFORM _sluice.begin_definition();
+    SELECT * INTO v_node FROM _sluice.node AS n WHERE n.job_name = v_name;
+    IF FOUND AND NOT _sluice.owns(_caller, v_node.job_owner) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'duplicate_object',
+            MESSAGE = format('job "%s" already exists', v_name),
+            DETAIL = 'It belongs to another role.';
+    END IF;
+    IF NOT (_arguments ->> 'transactional')::boolean
+        AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = _caller)
+    THEN
+        PERFORM _sluice.unwrap(_sluice.invoke_privileged('check_login', jsonb_build_object('role', _caller)));
+    END IF;
+    INSERT INTO _sluice.node AS n (
+        kind, job_name, job_owner, job_search_path, command, transactional, schedule, anchor,
+        catch_up, priority, lock_timeout, refresh_timeout
+    )
+    VALUES (
+        'job', v_name, quote_ident(_caller)::regrole, _arguments ->> 'search_path', _arguments ->> 'command',
+        (_arguments ->> 'transactional')::boolean, _arguments ->> 'schedule', clock_timestamp(),
+        (_arguments ->> 'catch_up')::integer, (_arguments ->> 'priority')::integer,
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
+    )
+    ON CONFLICT (job_name) DO UPDATE
+    SET job_owner = EXCLUDED.job_owner, job_search_path = EXCLUDED.job_search_path,
+        command = EXCLUDED.command, transactional = EXCLUDED.transactional,
+        schedule = EXCLUDED.schedule, anchor = EXCLUDED.anchor, catch_up = EXCLUDED.catch_up,
+        priority = EXCLUDED.priority, lock_timeout = EXCLUDED.lock_timeout,
+        refresh_timeout = EXCLUDED.refresh_timeout,
+        status = CASE WHEN n.status = 'quarantined' THEN 'active' ELSE n.status END
+    RETURNING n.pgt_id INTO v_pgt_id;
+    PERFORM _sluice.close_alert('quarantined', v_pgt_id);
+    PERFORM _sluice.settle(ARRAY[v_pgt_id], false);
+    RETURN to_jsonb(v_pgt_id);
+END;
+$$;
+
+CREATE FUNCTION sluice.schedule(
+    job_name text,
+    schedule text,
+    command text,
+    transactional boolean DEFAULT true,
+    catch_up integer DEFAULT 1,
+    priority integer DEFAULT 0,
+    lock_timeout interval DEFAULT NULL,
+    refresh_timeout interval DEFAULT NULL
+)
+RETURNS bigint
+LANGUAGE sql VOLATILE
+AS $$
+    SELECT _sluice.unwrap(_sluice.invoke('schedule', pg_catalog.jsonb_build_object(
+        'search_path', pg_catalog.current_setting('search_path'),
+        'name', job_name, 'schedule', schedule, 'command', command, 'transactional', transactional,
+        'catch_up', catch_up, 'priority', priority,
+        'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
+    )))::bigint
+$$;
+COMMENT ON FUNCTION sluice.schedule(text, text, text, boolean, integer, integer, interval, interval) IS
+'Runs SQL on a schedule, with the caller''s rights and search_path; called again it changes the job. Returns its pgt_id.
+transactional: the command runs in one transaction with its history row, exactly once for each fire. false: at top level, for VACUUM, CALL with COMMIT and the like, at least once; for an owner who is no superuser the server must let the scheduler connect as that role. catch_up: how many missed fires run after downtime, the latest ones. priority: -100 to 100. lock_timeout, refresh_timeout: for this job instead of the settings.';
+
+CREATE FUNCTION _sluice.do_unschedule(_caller name, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_node _sluice.node;
+BEGIN
+    PERFORM _sluice.begin_definition();
+    BEGIN
+        v_node := _sluice.find_own_node(_caller, _arguments);
+    EXCEPTION
+        WHEN undefined_object THEN
+            RETURN to_jsonb(false);
+    END;
+    DELETE FROM _sluice.node AS n WHERE n.pgt_id = v_node.pgt_id;
+    PERFORM _sluice.settle('{}', v_node.kind = 'matview');
+    RETURN to_jsonb(true);
+END;
+$$;
+
+CREATE FUNCTION sluice.unschedule(job_name text)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO _sluice.request (command, arguments)
+    VALUES ('unschedule', pg_catalog.jsonb_build_object(
+        'kinds', ARRAY['job', 'matview'], 'name', job_name,
+        'relid', pg_catalog.to_regclass(job_name)::oid::bigint
+    ))
+    RETURNING result::boolean
+$$;
+COMMENT ON FUNCTION sluice.unschedule(text) IS
+'Removes a job, or ends the scheduled refresh of a materialized view; false when there is none. A run in progress ends as usual; history stays. Only for its owner.';

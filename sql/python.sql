@@ -1,0 +1,71 @@
+-- The three doors to the Python package. Each takes arguments, makes one call and returns.
+
+CREATE FUNCTION _sluice.package_directory()
+RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT format('%s/pg_sluice/%s', c.setting, e.extversion)
+    FROM pg_config AS c, pg_extension AS e
+    WHERE c.name = 'SHAREDIR' AND e.extname = 'pg_sluice'
+$$;
+COMMENT ON FUNCTION _sluice.package_directory() IS
+    'Where "make install" put the Python package of this version of the extension. Asked for at run time, so that it is right after pg_upgrade';
+
+CREATE FUNCTION _sluice.load_package()
+RETURNS void
+LANGUAGE plpython3u
+SET search_path = pg_catalog, pg_temp
+AS $$
+import sys
+
+directory = plpy.execute("SELECT _sluice.package_directory() AS directory")[0]["directory"]
+if directory not in sys.path:
+    loaded = sys.modules.get("pg_sluice")
+    if loaded is not None:
+        plpy.error(
+            "this session has loaded pg_sluice " + loaded.__version__ + ", which is not the installed version",
+            sqlstate="55000",
+            hint="Connect again.",
+        )
+    sys.path.insert(0, directory)
+$$;
+COMMENT ON FUNCTION _sluice.load_package() IS
+    'Puts the package of the installed version in front of sys.path; refuses a session that has loaded another version';
+
+CREATE FUNCTION _sluice.invoke(_function text, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpython3u
+SET search_path = pg_catalog, pg_temp
+AS $$
+plpy.execute("SELECT _sluice.load_package()")
+from pg_sluice.backend import entry
+
+return entry.invoke(plpy, entry.CALLER, _function, _arguments)
+$$;
+COMMENT ON FUNCTION _sluice.invoke(text, jsonb) IS
+    'Runs a function of the package with the caller''s rights; gives {"value": …} or {"error": …} for _sluice.unwrap';
+
+CREATE FUNCTION _sluice.invoke_privileged(_function text, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpython3u
+SET search_path = pg_catalog, pg_temp
+AS $$
+plpy.execute("SELECT _sluice.load_package()")
+from pg_sluice.backend import entry
+
+return entry.invoke(plpy, entry.PRIVILEGED, _function, _arguments)
+$$;
+COMMENT ON FUNCTION _sluice.invoke_privileged(text, jsonb) IS
+    'As _sluice.invoke, for what only the extension''s own SECURITY DEFINER functions may do: control connections and the graph';
+
+CREATE PROCEDURE _sluice.lead(_seconds double precision, INOUT _result jsonb)
+LANGUAGE plpython3u
+AS $$
+plpy.execute("SELECT _sluice.load_package()")
+from pg_sluice.leader import process
+
+return [process.lead(plpy, _seconds)]
+$$;
+COMMENT ON PROCEDURE _sluice.lead(double precision, jsonb) IS
+    'The leader process, for that many seconds; 0 makes one pass. It commits, so it has no pinned search_path: the package qualifies every name';

@@ -1,0 +1,291 @@
+-- Member database: running one node. A run, its history row and its node's memory commit together.
+
+CREATE FUNCTION _sluice.barrier_body()
+RETURNS text
+LANGUAGE sql IMMUTABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT $body$
+DECLARE
+    v_count bigint;
+BEGIN
+    PERFORM pg_catalog.set_config('search_path', $2, true);
+    IF $3 THEN
+        EXECUTE $1 INTO v_count;
+    ELSE
+        EXECUTE $1;
+        GET DIAGNOSTICS v_count = ROW_COUNT;
+    END IF;
+    -- Deferred triggers would run at commit, with the session's rights instead of the owner's.
+    SET CONSTRAINTS ALL IMMEDIATE;
+    RETURN v_count;
+END
+$body$
+$$;
+COMMENT ON FUNCTION _sluice.barrier_body() IS 'Body of the function through which an owner''s SQL runs';
+
+CREATE FUNCTION _sluice.run_as(_owner oid, _search_path text, _command text, _gives_count boolean)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_barrier CONSTANT text := 'sluice_run_as_' || _owner;
+    v_count bigint;
+BEGIN
+    -- The owner may alter what it owns, so the function is looked at before each use.
+    PERFORM FROM pg_proc AS p
+    WHERE p.pronamespace = pg_my_temp_schema()
+        AND p.proname = v_barrier
+        AND p.proowner = _owner
+        AND p.prosecdef
+        AND p.prosrc = _sluice.barrier_body()
+        AND p.proconfig IS NULL
+        AND p.pronargs = 3
+        AND p.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql');
+    IF NOT FOUND THEN
+        EXECUTE format('DROP FUNCTION IF EXISTS pg_temp.%I(text, text, boolean)', v_barrier);
+        EXECUTE format(
+            'CREATE FUNCTION pg_temp.%I(text, text, boolean) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS %L',
+            v_barrier, _sluice.barrier_body()
+        );
+        EXECUTE format('REVOKE ALL ON FUNCTION pg_temp.%I(text, text, boolean) FROM PUBLIC', v_barrier);
+        EXECUTE format('ALTER FUNCTION pg_temp.%I(text, text, boolean) OWNER TO %s', v_barrier, _owner::regrole);
+    END IF;
+    EXECUTE format('SELECT pg_temp.%I($1, $2, $3)', v_barrier)
+    INTO v_count USING _command, _search_path, _gives_count;
+    RETURN v_count;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.run_as(oid, text, text, boolean) IS
+    'Executes SQL with exactly the rights of a role: inside a SECURITY DEFINER function that the role owns, SET ROLE and SET SESSION AUTHORIZATION are refused. The function is temporary, one for a session and owner. The SQL can leave any search_path behind';
+
+CREATE FUNCTION _sluice.refresh_matview(_relid regclass, _concurrently boolean)
+RETURNS text
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    -- What REFRESH … CONCURRENTLY asks for: contents, and a unique index over plain columns of all rows.
+    v_concurrently CONSTANT boolean := _concurrently
+        AND (SELECT c.relispopulated FROM pg_class AS c WHERE c.oid = _relid)
+        AND EXISTS (
+            SELECT FROM pg_index AS i
+            WHERE i.indrelid = _relid AND i.indisunique AND i.indisvalid AND i.indimmediate
+                AND i.indpred IS NULL AND i.indexprs IS NULL
+        );
+BEGIN
+    -- The server itself runs the query with the owner's rights.
+    EXECUTE format(
+        'REFRESH MATERIALIZED VIEW %s %s', CASE WHEN v_concurrently THEN 'CONCURRENTLY' END, _relid
+    );
+    RETURN CASE WHEN v_concurrently THEN 'concurrently' ELSE 'full' END;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.refresh_matview(regclass, boolean) IS
+    'Refreshes a materialized view, without blocking its readers where it allows that; gives the mode';
+
+CREATE FUNCTION _sluice.record_run(
+    _run_id uuid, _node _sluice.node, _mode text, _outcome text, _attempt integer, _due_at timestamptz,
+    _started_at timestamptz, _rows bigint, _reason text
+)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO _sluice.history (
+        run_id, pgt_id, name, kind, mode, outcome, attempt, due_at, started_at, ended_at,
+        rows_changed, reason, pid
+    )
+    VALUES (
+        _run_id, _node.pgt_id, _sluice.node_name(_node), _node.kind, _mode, _outcome, _attempt, _due_at,
+        _started_at, clock_timestamp(), _rows, _reason, pg_backend_pid()
+    )
+$$;
+COMMENT ON FUNCTION _sluice.record_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
+    'The history row of a run that ended without an error';
+
+CREATE FUNCTION _sluice.perform(
+    _run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer, _reason text, _session_owner oid,
+    OUT outcome text, OUT rows_changed bigint, OUT session_owner oid
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_started_at CONSTANT timestamptz := clock_timestamp();
+    v_node _sluice.node%ROWTYPE;
+    v_mode text;
+BEGIN
+    PERFORM pg_advisory_xact_lock(_sluice.lock_class('node'), _pgt_id::integer);
+    SELECT * INTO v_node FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id;
+    IF NOT FOUND THEN
+        outcome := 'skipped';
+        RETURN;
+    END IF;
+    session_owner := _sluice.node_owner(v_node);
+    IF session_owner IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_table',
+            MESSAGE = format('relation with OID %s does not exist', v_node.relid::oid),
+            HINT = 'Drop the node with sluice.drop_stream_table() or sluice.unschedule().';
+    END IF;
+    IF _session_owner <> session_owner AND v_node.kind <> 'matview' THEN
+        -- The session has run another owner's SQL and is not clean.
+        outcome := 'unclean';
+        RETURN;
+    END IF;
+    IF v_node.kind = 'job' AND EXISTS (
+        SELECT FROM _sluice.history AS h
+        WHERE h.pgt_id = _pgt_id AND h.due_at = _due_at AND h.kind = 'job' AND h.outcome IN ('succeeded', 'no_change')
+    ) THEN
+        outcome := 'skipped';
+        PERFORM _sluice.record_run(
+            _run_id, v_node, NULL, outcome, _attempt, _due_at, v_started_at, NULL, 'duplicate'
+        );
+        RETURN;
+    END IF;
+
+    CASE v_node.kind
+        WHEN 'stream_table' THEN
+            rows_changed := _sluice.run_as(
+                session_owner, 'pg_catalog, pg_temp',
+                _sluice.difference_statement(v_node.relid, v_node.query), true
+            );
+            v_mode := 'full';
+        WHEN 'matview' THEN
+            v_mode := _sluice.refresh_matview(v_node.relid, v_node.concurrently);
+        WHEN 'job' THEN
+            rows_changed := _sluice.run_as(session_owner, v_node.job_search_path, v_node.command, false);
+            v_mode := 'transactional';
+    END CASE;
+    -- The owner's SQL can have left any search_path, and with it any operator: pin it again.
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+
+    outcome := CASE WHEN v_node.kind = 'stream_table' AND rows_changed = 0 THEN 'no_change' ELSE 'succeeded' END;
+    PERFORM _sluice.finish_run(
+        _run_id, v_node, v_mode, outcome, _attempt, _due_at, v_started_at, rows_changed, _reason
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.perform(uuid, bigint, timestamptz, integer, text, oid) IS
+    'One run, in the caller''s transaction: takes the node''s lock, executes with the owner''s rights, writes history and clears the errors. "unclean": the session was used by another owner, nothing was done. Errors of the SQL pass through';
+
+CREATE FUNCTION _sluice.finish_run(
+    _run_id uuid, _node _sluice.node, _mode text, _outcome text, _attempt integer, _due_at timestamptz,
+    _started_at timestamptz, _rows bigint, _reason text
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE _sluice.node AS n
+    SET last_run_at = _started_at, last_outcome = _outcome, last_success_at = _started_at,
+        consecutive_errors = 0,
+        status = CASE WHEN n.status = 'needs_init' THEN 'active' ELSE n.status END
+    WHERE n.pgt_id = _node.pgt_id;
+    PERFORM _sluice.record_run(
+        _run_id, _node, _mode, _outcome, _attempt, _due_at, _started_at, _rows, _reason
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.finish_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
+    'A success, on the node and in history';
+
+CREATE FUNCTION _sluice.top_level_command(_pgt_id bigint, _due_at timestamptz)
+RETURNS TABLE (command text, search_path text, owner_name text, is_superuser boolean)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT n.command, n.job_search_path, r.rolname, r.rolsuper
+    FROM _sluice.node AS n
+    JOIN pg_roles AS r ON r.oid = n.job_owner
+    WHERE n.pgt_id = _pgt_id
+        AND NOT EXISTS (
+            SELECT FROM _sluice.history AS h
+            WHERE h.pgt_id = _pgt_id AND h.due_at = _due_at AND h.kind = 'job' AND h.outcome IN ('succeeded', 'no_change')
+        )
+$$;
+COMMENT ON FUNCTION _sluice.top_level_command(bigint, timestamptz) IS
+    'What a job with transactional => false executes, and as whom; no row when that fire is on record already or the job is gone';
+
+CREATE FUNCTION _sluice.failures(_pgt_id bigint)
+RETURNS integer
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT n.consecutive_errors FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id
+$$;
+COMMENT ON FUNCTION _sluice.failures(bigint) IS 'Failures of a node in a row, so far';
+
+CREATE FUNCTION _sluice.record_top_level_run(
+    _run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer, _started_at timestamptz, _reason text
+)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.finish_run(
+        _run_id, n, 'top_level', 'succeeded', _attempt, _due_at, _started_at, NULL, _reason
+    )
+    FROM _sluice.node AS n
+    WHERE n.pgt_id = _pgt_id
+$$;
+COMMENT ON FUNCTION _sluice.record_top_level_run(uuid, bigint, timestamptz, integer, timestamptz, text) IS
+    'The success of a job that ran outside a transaction block, recorded after it: such a job is at-least-once';
+
+CREATE FUNCTION _sluice.record_failure(
+    _run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer, _started_at timestamptz,
+    _reason text, _error jsonb, _counts boolean, _retry_seconds double precision
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_node _sluice.node%ROWTYPE;
+    v_name text;
+BEGIN
+    INSERT INTO _sluice.history (
+        run_id, pgt_id, name, kind, outcome, sqlstate, message, detail, context, attempt, due_at,
+        started_at, ended_at, reason, pid
+    )
+    SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate, e.message, e.detail,
+        e.context, _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
+    FROM _sluice.node AS n
+    CROSS JOIN jsonb_to_record(_error) AS e (
+        outcome text, sqlstate text, message text, detail text, context text, pid integer
+    )
+    WHERE n.pgt_id = _pgt_id
+    ON CONFLICT (run_id) DO NOTHING;
+    IF NOT FOUND THEN
+        -- The node is gone, or the attempt is on record already.
+        RETURN;
+    END IF;
+    UPDATE _sluice.node AS n
+    SET last_run_at = _started_at,
+        last_outcome = _error ->> 'outcome',
+        consecutive_errors = n.consecutive_errors + _counts::integer,
+        status = CASE
+            WHEN _counts AND n.status IN ('active', 'needs_init')
+                AND n.consecutive_errors + 1 >= _sluice.setting('max_consecutive_errors')
+            THEN 'suspended'
+            ELSE n.status
+        END,
+        retry_at = clock_timestamp() + make_interval(secs => _retry_seconds),
+        retry_of = CASE WHEN _retry_seconds IS NOT NULL THEN _due_at END
+    WHERE n.pgt_id = _pgt_id
+    RETURNING * INTO v_node;
+    v_name := _sluice.node_name(v_node);
+    IF v_node.status = 'suspended' THEN
+        PERFORM _sluice.open_alert(
+            'suspended', 'critical', _pgt_id, v_name,
+            format('"%s" is suspended after %s failures in a row: %s', v_name, v_node.consecutive_errors, _error ->> 'message'),
+            _error
+        );
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.record_failure(uuid, bigint, timestamptz, integer, timestamptz, text, jsonb, boolean, double precision) IS
+    'A failed attempt: one row, one count, the time of its retry (NULL: none), and suspension at the limit. Recording an attempt again does nothing';

@@ -1,0 +1,143 @@
+-- Control database: the worker limit. A row is a slot that is taken; a free slot is no row.
+--
+--   free --reserve_slot--> reserved --activate_slot--> live --release_slot--> free
+--                          reserved --release_slot--> free
+--
+-- Reserved and live both count. A slot is freed only when no backend carries its identity.
+
+CREATE TABLE _sluice.slot (
+    slot integer CONSTRAINT slot_pkey PRIMARY KEY CONSTRAINT slot_slot_check CHECK (slot BETWEEN 1 AND 64),
+    state text NOT NULL CONSTRAINT slot_state_check CHECK (state IN ('reserved', 'live')),
+    db_oid oid NOT NULL,
+    nonce uuid NOT NULL DEFAULT gen_random_uuid() CONSTRAINT slot_nonce_key UNIQUE,
+    deadline timestamptz NOT NULL,
+    pid integer,
+    backend_start timestamptz,
+    since timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT slot_identity_check CHECK (
+        (state = 'live') = (pid IS NOT NULL) AND (pid IS NULL) = (backend_start IS NULL)
+    )
+);
+
+CREATE FUNCTION _sluice.limit_ingredients()
+RETURNS TABLE (ingredient text, value integer)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    VALUES
+        ('max_workers', _sluice.setting('max_workers')::integer),
+        ('max_parallel_workers', current_setting('max_parallel_workers')::integer),
+        ('hard_maximum', 64),
+        ('connections', greatest(0,
+            current_setting('max_connections')::integer
+            - current_setting('superuser_reserved_connections')::integer
+            - COALESCE(current_setting('reserved_connections', true)::integer, 0)
+            - _sluice.setting('connection_reserve')::integer
+        ))
+$$;
+COMMENT ON FUNCTION _sluice.limit_ingredients() IS
+    'What bounds the number of workers; the least of them is the limit. The one definition, for quotas and for taking slots';
+
+CREATE FUNCTION _sluice.worker_limit()
+RETURNS integer
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT min(i.value) FROM _sluice.limit_ingredients() AS i
+$$;
+COMMENT ON FUNCTION _sluice.worker_limit() IS 'The effective worker limit of the server; 0 means serial mode';
+
+CREATE FUNCTION _sluice.worker_application_name(_nonce uuid)
+RETURNS text
+LANGUAGE sql IMMUTABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT 'pg_sluice worker ' || _nonce
+$$;
+COMMENT ON FUNCTION _sluice.worker_application_name(uuid) IS 'How a worker''s connection carries its nonce';
+
+CREATE FUNCTION _sluice.slot_is_gone(_slot _sluice.slot)
+RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT NOT EXISTS (
+        SELECT FROM pg_stat_activity AS a
+        WHERE (a.pid = _slot.pid AND a.backend_start = _slot.backend_start)
+            OR a.application_name = _sluice.worker_application_name(_slot.nonce)
+    )
+$$;
+COMMENT ON FUNCTION _sluice.slot_is_gone(_sluice.slot) IS 'No backend has the slot''s identity or its nonce';
+
+CREATE FUNCTION _sluice.reserve_slot(
+    _epoch bigint, _db_oid oid, OUT slot integer, OUT nonce uuid, OUT application_name text
+)
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    LOCK TABLE _sluice.slot IN SHARE ROW EXCLUSIVE MODE;
+    IF (SELECT count(*) FROM _sluice.slot) >= _sluice.worker_limit() THEN
+        RETURN;
+    END IF;
+    INSERT INTO _sluice.slot AS s (slot, state, db_oid, deadline)
+    SELECT min(n), 'reserved', _db_oid,
+        clock_timestamp() + make_interval(secs => _sluice.setting('worker_start_timeout')::double precision)
+    FROM generate_series(1, 64) AS n
+    WHERE NOT EXISTS (SELECT FROM _sluice.slot AS taken WHERE taken.slot = n)
+    RETURNING s.slot, s.nonce, _sluice.worker_application_name(s.nonce) INTO slot, nonce, application_name;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.reserve_slot(bigint, oid) IS
+    'free -> reserved, under the effective limit; NULLs when no slot is free';
+
+CREATE FUNCTION _sluice.activate_slot(
+    _epoch bigint, _nonce uuid, _pid integer, _backend_start timestamptz
+)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    UPDATE _sluice.slot AS s
+    SET state = 'live', pid = _pid, backend_start = _backend_start, since = clock_timestamp()
+    WHERE s.nonce = _nonce AND s.state = 'reserved';
+    RETURN FOUND;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.activate_slot(bigint, uuid, integer, timestamptz) IS
+    'reserved -> live; false when the reservation is no longer there, and then the worker must go';
+
+CREATE FUNCTION _sluice.release_slot(_epoch bigint, _nonce uuid)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    DELETE FROM _sluice.slot AS s WHERE s.nonce = _nonce AND _sluice.slot_is_gone(s);
+    RETURN NOT EXISTS (SELECT FROM _sluice.slot AS s WHERE s.nonce = _nonce);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.release_slot(bigint, uuid) IS
+    'reserved or live -> free, once the worker''s backend is gone; false while it is still there';
+
+CREATE FUNCTION _sluice.reconcile_slots(_epoch bigint)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_freed integer;
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    DELETE FROM _sluice.slot AS s
+    WHERE (s.state = 'live' OR s.deadline < clock_timestamp()) AND _sluice.slot_is_gone(s);
+    GET DIAGNOSTICS v_freed = ROW_COUNT;
+    RETURN v_freed;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.reconcile_slots(bigint) IS
+    'Frees live slots whose backend is gone and overdue reservations that no backend carries';

@@ -1,0 +1,51 @@
+-- What users and dashboards read.
+
+CREATE VIEW sluice.nodes AS
+SELECT
+    n.pgt_id,
+    COALESCE(n.job_name, n.relid::text) AS name,
+    n.kind,
+    n.schedule,
+    CASE n.kind
+        WHEN 'stream_table' THEN n.refresh_mode
+        WHEN 'matview' THEN CASE WHEN n.concurrently THEN 'concurrently' ELSE 'full' END
+    END AS refresh_mode,
+    n.status,
+    n.next_fire_at,
+    n.last_run_at,
+    n.last_outcome,
+    n.consecutive_errors,
+    CASE WHEN n.retry_at IS NOT NULL THEN format('backoff until %s', n.retry_at) END AS remedy,
+    CASE WHEN n.kind <> 'job' THEN clock_timestamp() - n.last_success_at END AS lag,
+    pg_get_userbyid(_sluice.node_owner(n)) AS owner,
+    n.priority,
+    g.upstream
+FROM _sluice.node AS n
+LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id;
+COMMENT ON VIEW sluice.nodes IS
+    'What is scheduled in this database. lag: the age of what a stream table or materialized view shows. upstream: the pgt_ids of the nodes that it reads';
+
+CREATE VIEW sluice.history AS
+SELECT
+    h.run_id, h.pgt_id, h.name, h.kind, h.mode, h.outcome, h.sqlstate, h.message, h.attempt,
+    h.due_at, h.started_at, h.ended_at, h.rows_changed, h.reason, h.pid, h.detail, h.context
+FROM _sluice.history AS h;
+COMMENT ON VIEW sluice.history IS
+    'Every attempt to run a node of this database, for the time of history_retention';
+
+CREATE VIEW sluice.alerts AS
+SELECT
+    a.seq, a.event, a.severity, a.node, a.pgt_id, a.opened_at, a.closed_at, a.last_emitted_at,
+    a.message, a.detail
+FROM _sluice.alert AS a;
+COMMENT ON VIEW sluice.alerts IS
+    'Conditions that somebody should look at; an open one has no closed_at. They are announced on the channel sluice_alert too';
+
+CREATE VIEW sluice.settings AS
+SELECT
+    e.name, e.value, e.default_value AS "default", e.min_value AS min, e.max_value AS max, e.unit,
+    e.scope, e.description
+FROM _sluice.effective_setting AS e
+ORDER BY e.name;
+COMMENT ON VIEW sluice.settings IS
+    'The settings in force in this database. scope: database settings can be set for a database and for the server, cluster settings for the server only; see sluice.configure()';
