@@ -841,6 +841,8 @@ CREATE TABLE _sluice.queue (
     due_at timestamptz NOT NULL,
     attempt integer NOT NULL DEFAULT 1,
     reason text,
+    -- What the node asks for in place of the settings, see _sluice.run_options().
+    options jsonb,
     enqueued_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     not_before timestamptz,
     slot integer,
@@ -859,12 +861,12 @@ RETURNS TABLE (pgt_id bigint, run_id uuid)
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO _sluice.queue AS q (db_oid, pgt_id, name, priority, rank, upstream, due_at, attempt, reason)
+    INSERT INTO _sluice.queue AS q (db_oid, pgt_id, name, priority, rank, upstream, due_at, attempt, reason, options)
     SELECT _db_oid, r.pgt_id, r.name, r.priority,
-        clock_timestamp() - r.priority * interval '10 s', r.upstream, r.due_at, r.attempt, r.reason
+        clock_timestamp() - r.priority * interval '10 s', r.upstream, r.due_at, r.attempt, r.reason, r.options
     FROM jsonb_to_recordset(_runs) AS r (
         pgt_id bigint, name text, priority integer, upstream bigint[],
-        due_at timestamptz, attempt integer, reason text
+        due_at timestamptz, attempt integer, reason text, options jsonb
     )
     ORDER BY r.due_at
     LIMIT greatest(0, _sluice.setting('max_queue_depth')
@@ -918,7 +920,7 @@ $$;
 COMMENT ON FUNCTION _sluice.cancel_queued(oid, bigint[]) IS 'Takes runs that have not started out of the queue';
 
 CREATE FUNCTION _sluice.next_run(_epoch bigint, _finished uuid, _db_oid oid, _slot integer)
-RETURNS TABLE (run_id uuid, pgt_id bigint, name text, due_at timestamptz, attempt integer, reason text)
+RETURNS TABLE (run_id uuid, pgt_id bigint, name text, due_at timestamptz, attempt integer, reason text, options jsonb)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -953,7 +955,7 @@ BEGIN
         LIMIT 1
         FOR UPDATE SKIP LOCKED
     )
-    RETURNING q.run_id, q.pgt_id, q.name, q.due_at, q.attempt, q.reason;
+    RETURNING q.run_id, q.pgt_id, q.name, q.due_at, q.attempt, q.reason, q.options;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.next_run(bigint, uuid, oid, integer) IS
@@ -971,6 +973,23 @@ AS $$
     FROM _sluice.member AS m
 $$;
 COMMENT ON FUNCTION _sluice.queued_by_database() IS 'Counted from the tables, so that it can''t drift';
+
+CREATE FUNCTION _sluice.waiting_databases()
+RETURNS SETOF oid
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT m.db_oid
+    FROM _sluice.member AS m
+    WHERE NOT _sluice.drain_in_force(m.db_oid)
+        AND EXISTS (
+            SELECT FROM _sluice.queue AS q
+            WHERE q.db_oid = m.db_oid AND q.state = 'queued'
+                AND NOT EXISTS (SELECT FROM _sluice.pause AS p WHERE p.db_oid = q.db_oid AND p.pgt_id = q.pgt_id)
+        )
+$$;
+COMMENT ON FUNCTION _sluice.waiting_databases() IS
+    'Members with queued runs that neither a drain nor a pause holds back';
 
 CREATE FUNCTION _sluice.orphaned_runs(_epoch bigint)
 RETURNS TABLE (run_id uuid, db_oid oid, pgt_id bigint, name text, due_at timestamptz, attempt integer, started_at timestamptz)
@@ -1439,34 +1458,52 @@ COMMENT ON FUNCTION _sluice.limit_rows() IS 'The rows of sluice.effective_limit(
 -- Member database: what is due. The leader reads it, queues it in the control database, and then moves
 -- the nodes on. A crash between the two repeats the tick: the queue holds one run of a node.
 
-CREATE FUNCTION _sluice.due_nodes(_limit integer)
+CREATE FUNCTION _sluice.run_options(_node _sluice.node)
+RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT NULLIF(jsonb_strip_nulls(jsonb_build_object(
+        'lock_timeout', extract(epoch FROM _node.lock_timeout),
+        'refresh_timeout', extract(epoch FROM _node.refresh_timeout),
+        'top_level', NULLIF(NOT _node.transactional, false)
+    )), '{}')
+$$;
+COMMENT ON FUNCTION _sluice.run_options(_sluice.node) IS
+    'How a run of the node differs from the rule, for the executor: timeouts in seconds, and whether its command runs outside a transaction block; NULL for a node like all others';
+
+CREATE FUNCTION _sluice.due_nodes(_limit integer, _busy bigint[])
 RETURNS TABLE (
     pgt_id bigint, name text, kind text, schedule text, anchor timestamptz, due_at timestamptz,
     next_fire_at timestamptz, retry_of timestamptz, catch_up integer, priority integer,
-    attempt integer, upstream bigint[]
+    attempt integer, upstream bigint[], options jsonb
 )
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT n.pgt_id, _sluice.node_name(n), n.kind, COALESCE(g.effective_schedule, n.schedule), n.anchor,
         n.due_at, n.next_fire_at, n.retry_of, n.catch_up, n.priority,
-        CASE WHEN n.retry_of IS NULL THEN 1 ELSE n.consecutive_errors + 1 END, g.upstream
+        CASE WHEN n.retry_of IS NULL THEN 1 ELSE n.consecutive_errors + 1 END, g.upstream,
+        _sluice.run_options(n)
     FROM (
-        SELECT * FROM _sluice.node AS d WHERE d.due_at <= clock_timestamp() ORDER BY d.due_at LIMIT _limit
+        SELECT * FROM _sluice.node AS d
+        WHERE d.due_at <= clock_timestamp() AND d.pgt_id <> ALL (_busy)
+        ORDER BY d.due_at
+        LIMIT _limit
     ) AS n
     JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
     ORDER BY g.depth, n.due_at, n.pgt_id
 $$;
-COMMENT ON FUNCTION _sluice.due_nodes(integer) IS
-    'The nodes that are due, upstream before downstream: a range of the index on due_at, so its cost follows what is due and not what exists';
+COMMENT ON FUNCTION _sluice.due_nodes(integer, bigint[]) IS
+    'The nodes that are due and not busy, upstream before downstream: a range of the index on due_at, so its cost follows what is due and not what exists';
 
-CREATE FUNCTION _sluice.tick(_limit integer)
+CREATE FUNCTION _sluice.tick(_limit integer, _busy bigint[])
 RETURNS TABLE (due jsonb, wait_seconds double precision)
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT
-        (SELECT jsonb_agg(to_jsonb(d)) FROM _sluice.due_nodes(_limit) AS d),
+        (SELECT jsonb_agg(to_jsonb(d)) FROM _sluice.due_nodes(_limit, _busy) AS d),
         (
             SELECT extract(epoch FROM n.due_at - clock_timestamp())
             FROM _sluice.node AS n
@@ -1475,8 +1512,8 @@ AS $$
             LIMIT 1
         )
 $$;
-COMMENT ON FUNCTION _sluice.tick(integer) IS
-    'One look at the schedule: what is due, at most that many nodes, and how long until the next one is';
+COMMENT ON FUNCTION _sluice.tick(integer, bigint[]) IS
+    'One look at the schedule: what is due, at most that many nodes and none of the busy ones, and how long until the next one is';
 
 CREATE FUNCTION _sluice.advance(_moves jsonb)
 RETURNS void
@@ -1739,21 +1776,31 @@ $$;
 COMMENT ON FUNCTION _sluice.finish_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
     'A success, on the node and in history';
 
-CREATE FUNCTION _sluice.node_settings(_pgt_id bigint)
-RETURNS TABLE (
-    lock_timeout double precision, refresh_timeout double precision, consecutive_errors integer,
-    transactional boolean, command text, owner_name text, is_superuser boolean, search_path text
-)
+CREATE FUNCTION _sluice.top_level_command(_pgt_id bigint, _due_at timestamptz)
+RETURNS TABLE (command text, search_path text, owner_name text, is_superuser boolean)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT extract(epoch FROM n.lock_timeout), extract(epoch FROM n.refresh_timeout), n.consecutive_errors,
-        n.transactional, n.command, r.rolname, r.rolsuper, n.job_search_path
+    SELECT n.command, n.job_search_path, r.rolname, r.rolsuper
     FROM _sluice.node AS n
-    LEFT JOIN pg_roles AS r ON r.oid = _sluice.node_owner(n)
+    JOIN pg_roles AS r ON r.oid = n.job_owner
     WHERE n.pgt_id = _pgt_id
+        AND NOT EXISTS (
+            SELECT FROM _sluice.history AS h
+            WHERE h.pgt_id = _pgt_id AND h.due_at = _due_at AND h.kind = 'job' AND h.outcome IN ('succeeded', 'no_change')
+        )
 $$;
-COMMENT ON FUNCTION _sluice.node_settings(bigint) IS 'What the executor has to know of a node before and after its run';
+COMMENT ON FUNCTION _sluice.top_level_command(bigint, timestamptz) IS
+    'What a job with transactional => false executes, and as whom; no row when that fire is on record already or the job is gone';
+
+CREATE FUNCTION _sluice.failures(_pgt_id bigint)
+RETURNS integer
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT n.consecutive_errors FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id
+$$;
+COMMENT ON FUNCTION _sluice.failures(bigint) IS 'Failures of a node in a row, so far';
 
 CREATE FUNCTION _sluice.record_top_level_run(
     _run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer, _started_at timestamptz, _reason text
@@ -2270,7 +2317,7 @@ AS $$
         'kinds', ARRAY['stream_table'], 'name', name,
         'relid', pg_catalog.to_regclass(name)::oid::bigint, 'force', force
     ))
-    RETURNING pg_catalog.jsonb_extract_path_text(result)
+    RETURNING result OPERATOR(pg_catalog.#>>) '{}'
 $$;
 COMMENT ON FUNCTION sluice.refresh_stream_table(text, boolean) IS
 'Refreshes a stream table now, in the caller''s transaction and with its owner''s rights; returns the outcome.
@@ -2570,7 +2617,8 @@ BEGIN
         '_db_oid', _sluice.database_oid(),
         '_run', jsonb_build_object(
             'pgt_id', v_node.pgt_id, 'name', _sluice.node_name(v_node), 'priority', 100,
-            'upstream', '[]'::jsonb, 'due_at', clock_timestamp(), 'attempt', 1, 'reason', 'run_now'
+            'upstream', '[]'::jsonb, 'due_at', clock_timestamp(), 'attempt', 1, 'reason', 'run_now',
+            'options', _sluice.run_options(v_node)
         )
     ));
     IF v_run_id IS NULL OR v_run_id = 'null' THEN
@@ -2592,7 +2640,7 @@ AS $$
     VALUES ('run_now', pg_catalog.jsonb_build_object(
         'name', name, 'relid', pg_catalog.to_regclass(name)::oid::bigint
     ))
-    RETURNING pg_catalog.jsonb_extract_path_text(result)::uuid
+    RETURNING (result OPERATOR(pg_catalog.#>>) '{}')::uuid
 $$;
 COMMENT ON FUNCTION sluice.run_now(text) IS
 'Queues a run of a node at once, whether or not the calling transaction commits; returns its run_id, or that of the run that is queued already. The node must have been committed, and its database started. An error while it runs. Only for its owner.';
@@ -2853,7 +2901,7 @@ AS $$
     VALUES ('pause', pg_catalog.jsonb_build_object(
         'nodes', _sluice.name_nodes(nodes), 'timeout', timeout, 'wait', wait
     ))
-    RETURNING pg_catalog.jsonb_extract_path_text(result)
+    RETURNING result OPERATOR(pg_catalog.#>>) '{}'
 $$;
 COMMENT ON FUNCTION sluice.pause(text[], interval, boolean) IS
 'Lets no further run of these nodes start until unpause(): all of them or, on an error, none. Waits up to the timeout (default: pause_timeout) for their runs and returns ''paused'', else ''pausing''; it stays in force. A call that is cancelled withdraws what it added. Takes effect at once.';

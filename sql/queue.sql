@@ -1,7 +1,7 @@
 -- Control database: live runs, and nothing but live runs. A finished run is a row in its member's history.
 --
 --   (none) --enqueue--> queued --claim--> running --finish--> (none)
---                       queued --cancel_queued--> (none)
+--                       queued --leave_database--> (none)
 
 CREATE TABLE _sluice.queue (
     run_id uuid NOT NULL DEFAULT gen_random_uuid() CONSTRAINT queue_pkey PRIMARY KEY,
@@ -86,15 +86,6 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.enqueue_now(oid, jsonb) IS
     'Queues one run for a user, who needs no lease; gives the run that is queued already, or NULL while the node runs or the queue is full';
-
-CREATE FUNCTION _sluice.cancel_queued(_db_oid oid, _pgt_ids bigint[])
-RETURNS void
-LANGUAGE sql
-SET search_path = pg_catalog, pg_temp
-AS $$
-    DELETE FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.pgt_id = ANY (_pgt_ids) AND q.state = 'queued'
-$$;
-COMMENT ON FUNCTION _sluice.cancel_queued(oid, bigint[]) IS 'Takes runs that have not started out of the queue';
 
 CREATE FUNCTION _sluice.next_run(_epoch bigint, _finished uuid, _db_oid oid, _slot integer)
 RETURNS TABLE (run_id uuid, pgt_id bigint, name text, due_at timestamptz, attempt integer, reason text, options jsonb)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import connection
 from ..core import errors
 from ..core.errors import SluiceError
-from .plpy_types import Plpy, rows, value
+from .plpy_types import Plpy, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

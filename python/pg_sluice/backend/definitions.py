@@ -288,8 +288,7 @@ def _define_view(plpy: Plpy, text: str) -> None:
 
 def _read_definition(plpy: Plpy) -> Definition:
     """What the server made of the view, checked for what a stream table can't have."""
-    view = _relation(plpy, _DEFINITION)
-    assert view is not None
+    view = int(value(plpy, "SELECT $1::regclass::oid::bigint", ["text"], [_DEFINITION]))
     trees = [
         row["tree"]
         for row in rows(

@@ -16,7 +16,6 @@ from ..core import outcomes, remediation
 from ..core.outcomes import Outcome
 from .session import Server, Session
 
-
 Limits = dict[str, sql.Literal]
 """Server settings that bound a run."""
 
@@ -112,9 +111,8 @@ class Executor:
         self._owner = owner
 
     async def _perform(self, run: Run) -> tuple[str, int | None]:
-        row = await self.session.row("perform", **run.key, session_owner=self._owner)
-        assert row is not None
-        return row[0], row[1]
+        outcome, owner = await self.session.one("perform", **run.key, session_owner=self._owner)
+        return outcome, owner
 
     async def _execute_top_level(self, run: Run, started_at: datetime, limits: Limits) -> None:
         row = await self.session.row("top_level_command", pgt_id=run.pgt_id, due_at=run.due_at)

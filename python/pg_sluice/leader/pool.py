@@ -156,13 +156,12 @@ class Pool:
             loop.call_later(_SPAWN_BACKOFF_SECONDS, self._changed.set)
             return None
         try:
-            row = await session.row("identity")
+            pid, backend_start = await session.one("identity")
         except psycopg.Error:
             session.close()
             return None
-        assert row is not None
         if not await leader.control.value(
-            "activate_slot", epoch=leader.epoch, nonce=nonce, pid=row[0], backend_start=row[1]
+            "activate_slot", epoch=leader.epoch, nonce=nonce, pid=pid, backend_start=backend_start
         ):
             session.close()
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from datetime import datetime
 from typing import Any
@@ -138,11 +139,9 @@ class Leader:
         """Takes the lease; where another holds it, waits for one TTL and tries once more."""
         ttl = self.settings["lease_ttl"]
         for attempt in (1, 2):
-            row = await self.control.row(
+            acquired, epoch, wait = await self.control.one(
                 "acquire_lease", pid=pid, backend_start=backend_start, ttl=ttl
             )
-            assert row is not None
-            acquired, epoch, wait = row
             if acquired:
                 self.epoch = epoch
                 return True
@@ -156,17 +155,18 @@ class Leader:
             await self.control.row("renew_lease", epoch=self.epoch, ttl=self.settings["lease_ttl"])
 
     async def _load_settings(self) -> None:
-        row = await self.control.row("control_state")
-        assert row is not None
-        self.settings, self.cluster_settings, self.limit, self.version = row
+        (
+            self.settings,
+            self.cluster_settings,
+            self.limit,
+            self.version,
+        ) = await self.control.one("control_state")
 
     async def _control_loop(self) -> None:
         while True:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.settings["scheduler_interval"]):
                     await self._news.wait()
-            except TimeoutError:
-                pass
             self._news.clear()
             await self._load_settings()
             await self._look_around()
@@ -252,9 +252,10 @@ def _crashed(run: Run, started_at: datetime) -> Failure:
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The error of a group that says most: one of the server before one of ours."""
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found.append(_first(error) if isinstance(error, BaseExceptionGroup) else error)
+    found = [
+        _first(error) if isinstance(error, BaseExceptionGroup) else error
+        for error in group.exceptions
+    ]
     return min(found, key=lambda error: not isinstance(error, psycopg.Error))
 
 

@@ -91,12 +91,12 @@ class Scheduler:
         while True:
             started = loop.time()
             await self._settle_lost(session)
-            wait = await self._tick_with_retries(session)
+            due = await self._tick_with_retries(session)
             self.ticked.set()
             if self._leader.limit == 0:
                 await self._run_serially(session)
             await self._look_after(session, started)
-            await self._sleep(session, started, wait)
+            await self._sleep(session, started, due)
 
     async def _tick_with_retries(self, session: Session) -> float:
         for pause in (*ticks.RETRIES, None):
@@ -109,11 +109,10 @@ class Scheduler:
         raise AssertionError
 
     async def _tick(self, session: Session) -> float:
-        """One scheduling pass; gives the seconds until the next node is due."""
+        """One scheduling pass; gives the loop's time at which the next node is due."""
         leader = self._leader
-        row = await session.row("tick", limit=_TICK_ROWS, busy=list(self._busy))
-        assert row is not None
-        due, wait = row
+        loop = asyncio.get_running_loop()
+        due, wait = await session.one("tick", limit=_TICK_ROWS, busy=list(self._busy))
         if due:
             plan = ticks.plan(due, datetime.now(UTC))
             for pgt_id, message in plan.unreadable.items():
@@ -133,16 +132,13 @@ class Scheduler:
                 if soonest is not None:
                     until = (datetime.fromisoformat(soonest) - datetime.now(UTC)).total_seconds()
                     wait = until if wait is None else min(float(wait), until)
-        return float("inf") if wait is None else float(wait)
+        return loop.time() + (float("inf") if wait is None else float(wait))
 
-    async def _sleep(self, session: Session, started: float, wait: float) -> None:
+    async def _sleep(self, session: Session, started: float, due: float) -> None:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, started + _TICK_SPACING_SECONDS - loop.time()))
-        seconds = min(wait, self._leader.settings["scheduler_interval"])
-        if seconds >= self._leader.settings["scheduler_interval"]:
-            # A rest this long is also when nodes whose run ended unseen get another look.
-            self._busy.clear()
-        await session.rest(self._wake, max(0.0, seconds))
+        interval = self._leader.settings["scheduler_interval"]
+        await session.rest(self._wake, max(0.0, min(due, started + interval) - loop.time()))
 
     async def _look_after(self, session: Session, started: float) -> None:
         """What is done now and then: health, settings, upkeep."""
@@ -150,6 +146,8 @@ class Scheduler:
         if now - self._last_health < _HEALTH_SECONDS:
             return
         self._last_health = now
+        # Nodes whose run ended unseen get another look.
+        self._busy.clear()
         await self._refresh_settings(session)
         await self._leader.control.row(
             "record_tick",

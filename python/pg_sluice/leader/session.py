@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, Self
 
 import psycopg
@@ -70,6 +71,13 @@ class Session:
         cursor = await self.connection.execute(_STATEMENTS[name], arguments or None)
         return await cursor.fetchall()
 
+    async def one(self, name: str, **arguments: Any) -> tuple[Any, ...]:
+        """The row of a statement that always gives one."""
+        row = await self.row(name, **arguments)
+        if row is None:
+            raise psycopg.DataError(f"no row from {name}")
+        return row
+
     async def value(self, name: str, **arguments: Any) -> Any:
         """The first column of the first row."""
         row = await self.row(name, **arguments)
@@ -84,10 +92,9 @@ class Session:
         descriptor = self.connection.fileno()
         loop.add_reader(descriptor, wake.set)
         try:
-            async with asyncio.timeout(seconds):
-                await wake.wait()
-        except TimeoutError:
-            pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await wake.wait()
         finally:
             loop.remove_reader(descriptor)
             wake.clear()
@@ -102,9 +109,7 @@ class Session:
         pgconn = self.connection.pgconn
         if not self.connection.closed:
             if pgconn.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
-                try:
+                # Where the cancel doesn't get through, client_connection_check_interval ends it.
+                with contextlib.suppress(psycopg.Error):
                     pgconn.get_cancel().cancel()
-                except psycopg.Error:
-                    # The session ends by client_connection_check_interval instead.
-                    pass
             pgconn.finish()
