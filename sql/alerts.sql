@@ -4,6 +4,7 @@ CREATE TABLE _sluice.alert (
     seq bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT alert_pkey PRIMARY KEY,
     event text NOT NULL,
     severity text NOT NULL CONSTRAINT alert_severity_check CHECK (severity IN ('info', 'warning', 'critical')),
+    -- What it is about: a node, or in the control database a database.
     node text,
     pgt_id bigint,
     opened_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -13,7 +14,8 @@ CREATE TABLE _sluice.alert (
     detail jsonb
 );
 -- Forbids that one condition is open twice.
-CREATE UNIQUE INDEX alert_open_key ON _sluice.alert (event, COALESCE(pgt_id, 0)) WHERE closed_at IS NULL;
+CREATE UNIQUE INDEX alert_open_key ON _sluice.alert (event, COALESCE(pgt_id::text, node, ''))
+    WHERE closed_at IS NULL;
 CREATE INDEX alert_closed_at_idx ON _sluice.alert (closed_at) WHERE closed_at IS NOT NULL;
 
 CREATE FUNCTION _sluice.emit_alert(_alert _sluice.alert)
@@ -47,7 +49,7 @@ DECLARE
 BEGIN
     INSERT INTO _sluice.alert (event, severity, pgt_id, node, message, detail)
     VALUES (_event, _severity, _pgt_id, _node, _message, _detail)
-    ON CONFLICT (event, COALESCE(pgt_id, 0)) WHERE closed_at IS NULL DO NOTHING
+    ON CONFLICT (event, COALESCE(pgt_id::text, node, '')) WHERE closed_at IS NULL DO NOTHING
     RETURNING * INTO v_alert;
     IF FOUND THEN
         PERFORM _sluice.emit_alert(v_alert);
@@ -57,7 +59,7 @@ $$;
 COMMENT ON FUNCTION _sluice.open_alert(text, text, bigint, text, text, jsonb) IS
     'Opens a condition and announces it on the channel sluice_alert; does nothing while it is open already';
 
-CREATE FUNCTION _sluice.close_alert(_event text, _pgt_id bigint)
+CREATE FUNCTION _sluice.close_alert(_event text, _pgt_id bigint, _node text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -66,7 +68,9 @@ DECLARE
     v_alert _sluice.alert%ROWTYPE;
 BEGIN
     UPDATE _sluice.alert AS a SET closed_at = clock_timestamp(), last_emitted_at = clock_timestamp()
-    WHERE a.event = _event AND COALESCE(a.pgt_id, 0) = COALESCE(_pgt_id, 0) AND a.closed_at IS NULL
+    WHERE a.event = _event
+        AND COALESCE(a.pgt_id::text, a.node, '') = COALESCE(_pgt_id::text, _node, '')
+        AND a.closed_at IS NULL
     RETURNING * INTO v_alert;
     IF FOUND THEN
         v_alert.severity := 'info';
@@ -74,5 +78,5 @@ BEGIN
     END IF;
 END;
 $$;
-COMMENT ON FUNCTION _sluice.close_alert(text, bigint) IS
+COMMENT ON FUNCTION _sluice.close_alert(text, bigint, text) IS
     'Closes an open condition and announces that once, with the severity info';

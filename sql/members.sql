@@ -82,6 +82,15 @@ $$;
 COMMENT ON FUNCTION _sluice.members(bigint) IS
     'The databases to schedule, under their present names; clears away what dropped databases left';
 
+CREATE FUNCTION _sluice.database_name(_db_oid oid)
+RETURNS text
+LANGUAGE sql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT d.datname::text FROM pg_database AS d WHERE d.oid = _db_oid
+$$;
+COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database; NULL when it is gone';
+
 CREATE FUNCTION _sluice.record_tick(_epoch bigint, _db_oid oid, _milliseconds double precision)
 RETURNS void
 LANGUAGE plpgsql
@@ -89,6 +98,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
+    PERFORM _sluice.close_alert('database_' || m.state, NULL, _sluice.database_name(_db_oid))
+    FROM _sluice.member AS m
+    WHERE m.db_oid = _db_oid AND m.state IN ('failed', 'version_mismatch');
     UPDATE _sluice.member AS m
     SET state = 'scheduled', last_tick_at = clock_timestamp(), last_tick_ms = _milliseconds,
         failures = 0, error = NULL
@@ -107,8 +119,8 @@ BEGIN
     UPDATE _sluice.member AS m SET state = _state, failures = m.failures + 1, error = _error
     WHERE m.db_oid = _db_oid;
     PERFORM _sluice.open_alert(
-        'database_' || _state, 'critical', NULL, NULL,
-        format('database with OID %s is not scheduled: %s', _db_oid, _error)
+        'database_' || _state, 'critical', NULL, _sluice.database_name(_db_oid),
+        format('database "%s" is not scheduled: %s', _sluice.database_name(_db_oid), _error)
     );
 END;
 $$;

@@ -48,6 +48,7 @@ CREATE TABLE _sluice.node (
 ) WITH (fillfactor = 50);
 CREATE INDEX node_due_at_idx ON _sluice.node (due_at) WHERE due_at IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node', '');
+SELECT pg_catalog.pg_extension_config_dump('_sluice.node_pgt_id_seq', '');
 
 CREATE TABLE _sluice.dependency (
     pgt_id bigint NOT NULL

@@ -17,11 +17,13 @@ SELECT
     n.consecutive_errors,
     CASE WHEN n.retry_at IS NOT NULL THEN format('backoff until %s', n.retry_at) END AS remedy,
     CASE WHEN n.kind <> 'job' THEN clock_timestamp() - n.last_success_at END AS lag,
-    pg_get_userbyid(_sluice.node_owner(n)) AS owner,
+    -- No function of ours: a view's functions need the reader's own privileges.
+    pg_get_userbyid(COALESCE(n.job_owner::oid, c.relowner)) AS owner,
     n.priority,
     g.upstream
 FROM _sluice.node AS n
-LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id;
+LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
+LEFT JOIN pg_class AS c ON c.oid = n.relid;
 COMMENT ON VIEW sluice.nodes IS
     'What is scheduled in this database. lag: the age of what a stream table or materialized view shows. upstream: the pgt_ids of the nodes that it reads';
 

@@ -302,7 +302,7 @@ def _cron_connection_check(where: dict[str, Any], database: str) -> dict[str, An
             False,
             connection.reason(error),
             "pg_cron connects to cron.host. Set cron.host to the Unix socket directory"
-            f" ({where['sockets']}) and restart the server, or let the role connect in pg_hba.conf.",
+            f" ({where['sockets']}) and restart the server, or let the role in with pg_hba.conf.",
         )
     return _check("connection of pg_cron", True, f'to cron.host "{where["cron_host"]}"')
 

@@ -293,7 +293,8 @@ def _read_definition(plpy: Plpy) -> Definition:
         row["tree"]
         for row in rows(
             plpy,
-            "SELECT r.ev_action::text AS tree FROM pg_catalog.pg_rewrite AS r WHERE r.ev_class = $1",
+            "SELECT r.ev_action::text AS tree FROM pg_catalog.pg_rewrite AS r"
+            " WHERE r.ev_class = $1",
             ["oid"],
             [view],
         )

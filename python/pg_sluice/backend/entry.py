@@ -10,9 +10,9 @@ from ..core.errors import SluiceError
 from . import control, definitions, settle
 from .plpy_types import Plpy
 
-type_of_registry = Mapping[str, Callable[[Plpy, dict[str, Any]], Any]]
+Registry = Mapping[str, Callable[[Plpy, dict[str, Any]], Any]]
 
-CALLER: type_of_registry = {
+CALLER: Registry = {
     "create_stream_table": definitions.create_stream_table,
     "alter_stream_table": definitions.alter_stream_table,
     "drop_stream_table": definitions.drop_stream_table,
@@ -22,7 +22,7 @@ CALLER: type_of_registry = {
 }
 """What any role may have run, since it runs with that role's own rights."""
 
-PRIVILEGED: type_of_registry = {
+PRIVILEGED: Registry = {
     "settle": settle.settle,
     "control": control.call_function,
     "preflight": control.preflight,
@@ -34,8 +34,8 @@ PRIVILEGED: type_of_registry = {
 """What only the extension's own SECURITY DEFINER functions may have run."""
 
 
-def invoke(plpy: Plpy, registry: type_of_registry, function: str, arguments: str) -> str:
-    """Runs a function of the registry on JSON arguments; gives the JSON that `_sluice.unwrap` takes.
+def invoke(plpy: Plpy, registry: Registry, function: str, arguments: str) -> str:
+    """Runs a function of the registry on JSON arguments; gives the JSON for `_sluice.unwrap`.
 
     Errors of the server keep their SQLSTATE, detail and hint; anything else is a fault of ours and
     passes through with its traceback.

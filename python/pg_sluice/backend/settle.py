@@ -27,8 +27,8 @@ def settle(plpy: Plpy, arguments: dict[str, Any]) -> None:
         row["pgt_id"]: row
         for row in rows(
             plpy,
-            "SELECT n.pgt_id, n.kind, n.relid::oid::bigint AS relid, n.schedule, g.effective_schedule,"
-            " _sluice.node_name(n) AS name"
+            "SELECT n.pgt_id, n.kind, n.relid::oid::bigint AS relid, n.schedule,"
+            " g.effective_schedule, _sluice.node_name(n) AS name"
             " FROM _sluice.node AS n LEFT JOIN _sluice.graph AS g USING (pgt_id)"
             " WHERE n.pgt_id = ANY ($1) OR ($2 AND n.kind <> 'job')",
             ["bigint[]", "boolean"],

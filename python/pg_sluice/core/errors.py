@@ -129,7 +129,8 @@ def no_control_database() -> SluiceError:
     return SluiceError(
         "55000",
         "pg_cron is not loaded",
-        hint="Add pg_cron to shared_preload_libraries, set cron.database_name, and restart the server.",
+        hint="Add pg_cron to shared_preload_libraries, set cron.database_name, and restart the"
+        " server.",
     )
 
 

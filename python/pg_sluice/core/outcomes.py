@@ -1,4 +1,4 @@
-"""What became of an attempt, told from its SQLSTATE and never from a message, which is translated."""
+"""What became of an attempt, told from its SQLSTATE: a message may be in any language."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class TreeSize:
 
 
 def tree_size(tree: str) -> TreeSize:
-    """The size of a tree in the server's text form (pg_node_tree), where a backslash escapes braces."""
+    """The size of a tree in the server's text form (pg_node_tree); a backslash escapes a brace."""
     nodes = depth = deepest = 0
     escaped = False
     for character in tree:

@@ -10,8 +10,8 @@ _JITTER_SHARE = 0.25
 def backoff_seconds(failures: int, base: float, cap: float, jitter: float) -> float:
     """Wait before the next attempt after that many failures in a row (at least 1).
 
-    Doubles from `base` to `cap` seconds; `jitter` in [0, 1) takes up to a quarter off, so that nodes
-    that failed together don't come back together.
+    Doubles from `base` to `cap` seconds; `jitter` in [0, 1) takes up to a quarter off, so that
+    nodes that failed together don't come back together.
     """
     doublings = min(max(failures, 1) - 1, 62)
     return min(base * 2.0**doublings, cap) * (1 - _JITTER_SHARE * jitter)

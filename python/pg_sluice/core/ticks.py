@@ -17,7 +17,7 @@ _TRANSIENT = ("08", "40", "57P", "53300", "55P03")
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows from a tick: runs to queue, moves for those that were queued, nodes to set aside."""
+    """What follows from a tick: runs to queue, moves of those that were, nodes to set aside."""
 
     runs: list[dict[str, Any]]
     moves: dict[int, dict[str, Any]]

@@ -1,8 +1,8 @@
-"""The leader: one session that schedules all member databases, one asyncio loop over psycopg connections.
+"""The leader: one session that schedules all member databases, an asyncio loop over psycopg.
 
-Who is authoritative. The lease row in the control database. Its epoch goes along with every call that
-changes dispatch state, and the server refuses a stale one (SQLSTATE SL001), so what this process
-believes about itself never decides anything.
+Who is authoritative. The lease row in the control database. Its epoch goes along with every call
+that changes dispatch state, and the server refuses a stale one (SQLSTATE SL001), so what this
+process believes about itself never decides anything.
 
     candidate --acquire_lease--> leader --release_lease--> (gone)       a clean end
     candidate --lease is live--> waits one TTL --> leader or (gone)
@@ -10,8 +10,8 @@ believes about itself never decides anything.
 
 What runs here, as tasks of one group; the first error ends them all:
 
-    interrupts   every 100 ms a statement and a commit through plpy, so that cancel and terminate are
-                 seen and the session holds no snapshot between ticks
+    interrupts   every 100 ms a statement and a commit through plpy, so that cancel and terminate
+                 are seen and the session holds no snapshot between ticks
     lease        renews every third of the TTL
     control      once a scheduler_interval: settings, members, what former leaders left behind
     listener     NOTIFY sluice_wake in the control database
@@ -19,14 +19,15 @@ What runs here, as tasks of one group; the first error ends them all:
     workers      one for each slot: claim, run, finish; a failing one costs its own run only
 
 What happens on failure. A worker that loses its connection: its run is recorded once its backend is
-gone, from history if it had committed. A scheduler that fails: retried, then recorded in the member's
-health and started again after a delay. The control database fails or the lease is lost: the process
-ends with that error, its workers' sessions die with their client, and pg_cron starts the next leader.
+gone, from history if it had committed. A scheduler that fails: retried, then recorded in the
+member's health and started again after a delay. The control database fails or the lease is lost:
+the process ends with that error, its workers' sessions die with their client, and pg_cron starts
+the next leader.
 
-Control connections run with synchronous_commit off. A crash can lose their last commits, and none of
-them matters by itself: a member commits an advance or a history row synchronously and later than the
-control commit it follows, which flushes the log up to there; and a lost claim or finish leaves a
-queue row whose outcome is read from history.
+Control connections run with synchronous_commit off. A crash can lose their last commits, and none
+of them matters by itself: a member commits an advance or a history row synchronously and later than
+the control commit it follows, which flushes the log up to there; and a lost claim or finish leaves
+a queue row whose outcome is read from history.
 
 The term. After `run_for` the leader ends at the first moment when no run is older than a second, at
 the latest after twice that time, when it stops claiming and waits for what runs.

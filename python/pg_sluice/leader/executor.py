@@ -1,4 +1,4 @@
-"""Running one claimed run on a session: the one path, on a worker or on the leader's own session."""
+"""Running one claimed run on a session: the one path, a worker's or the scheduler's own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Run:
 
 
 class SessionLost(Exception):
-    """The session of a run can't tell its end; whether the run committed is for its history to say."""
+    """The session of a run can't tell its end; whether it committed is for history to say."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.error["message"])
@@ -98,7 +98,7 @@ class Executor:
 
     async def _execute_in_transaction(self, run: Run, limits: Limits) -> None:
         session = self.session
-        # The limits in a message of their own: a statement_timeout does nothing for its own message.
+        # In a message of their own: a statement_timeout does nothing for the one that sets it.
         begin = sql.SQL("BEGIN; ") + _set("LOCAL", limits)
         await session.connection.execute(begin)
         outcome, owner = await self._perform(run)

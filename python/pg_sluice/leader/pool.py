@@ -221,7 +221,7 @@ class Pool:
             return False
 
     async def _free(self, nonce: Any) -> None:
-        """Gives the slot back once the backend is gone; what takes too long is left to reconciliation."""
+        """Gives the slot back once the backend is gone; after a while reconciliation has to."""
         loop = asyncio.get_running_loop()
         limit = loop.time() + _GONE_LIMIT_SECONDS
         while not await self._leader.control.value(
