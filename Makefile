@@ -10,7 +10,7 @@ VENV = .venv/bin
 .NOTPARALLEL:
 .DEFAULT_GOAL = help
 .PHONY: help deps script install uninstall demo test unit pgtap behaviour lint verify plpgsql-check \
-        pgspot format bench clean
+        pgspot reference format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -46,9 +46,13 @@ lint: verify  ## check style, types, the generated script and PL/pgSQL
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
 	$(MAKE) --no-print-directory plpgsql-check
+	$(VENV)/python tools/reference.py verify
 
 verify:  ## check that versions agree and the install script is up to date
 	$(PYTHON) -B tools/script.py verify
+
+reference: install  ## write docs/reference.md from the extension's comments
+	$(VENV)/python tools/reference.py write
 
 plpgsql-check: install  ## check every PL/pgSQL function with plpgsql_check
 	$(VENV)/python tools/plpgsql_check.py

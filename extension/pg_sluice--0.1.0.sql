@@ -83,8 +83,6 @@ FROM (VALUES
         'How long pause() waits when it is given no timeout.'),
     ('max_consecutive_errors', 'integer', '3', '1', '100', NULL, 'database',
         'Failures in a row after which a node is suspended.'),
-    ('recovery_successes', 'integer', '3', '1', '100', NULL, 'database',
-        'Successes in a row after which remedies end.'),
     ('retry_backoff_base', 'interval', '1 s', '100 ms', '1 h', 's', 'database',
         'Wait before the first retry; doubled for each further one.'),
     ('retry_backoff_cap', 'interval', '5 min', '100 ms', '24 h', 's', 'database',
@@ -110,11 +108,7 @@ FROM (VALUES
     ('history_retention', 'interval', '30 d', '1 s', '10 y', 's', 'database',
         'Age at which history rows and closed alerts are deleted.'),
     ('maintenance_batch', 'integer', '500', '1', '10000', 'rows', 'database',
-        'Rows that one step of upkeep deletes at the most.'),
-    ('maintenance_budget', 'interval', '50 ms', '1 ms', '1 s', 's', 'database',
-        'Time that upkeep takes in one tick at the most.'),
-    ('alert_reminder_interval', 'interval', '15 min', '1 s', '30 d', 's', 'database',
-        'Time after which an open condition is announced again.')
+        'Rows that one step of upkeep deletes at the most.')
 ) AS d (name, type, default_value, min_value, max_value, unit, scope, description);
 
 CREATE TABLE _sluice.setting (
@@ -320,6 +314,7 @@ CREATE TABLE _sluice.node (
 ) WITH (fillfactor = 50);
 CREATE INDEX node_due_at_idx ON _sluice.node (due_at) WHERE due_at IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node', '');
+SELECT pg_catalog.pg_extension_config_dump('_sluice.node_pgt_id_seq', '');
 
 CREATE TABLE _sluice.dependency (
     pgt_id bigint NOT NULL
@@ -418,6 +413,7 @@ CREATE TABLE _sluice.alert (
     seq bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT alert_pkey PRIMARY KEY,
     event text NOT NULL,
     severity text NOT NULL CONSTRAINT alert_severity_check CHECK (severity IN ('info', 'warning', 'critical')),
+    -- What it is about: a node, or in the control database a database.
     node text,
     pgt_id bigint,
     opened_at timestamptz NOT NULL DEFAULT clock_timestamp(),
@@ -427,7 +423,8 @@ CREATE TABLE _sluice.alert (
     detail jsonb
 );
 -- Forbids that one condition is open twice.
-CREATE UNIQUE INDEX alert_open_key ON _sluice.alert (event, COALESCE(pgt_id, 0)) WHERE closed_at IS NULL;
+CREATE UNIQUE INDEX alert_open_key ON _sluice.alert (event, COALESCE(pgt_id::text, node, ''))
+    WHERE closed_at IS NULL;
 CREATE INDEX alert_closed_at_idx ON _sluice.alert (closed_at) WHERE closed_at IS NOT NULL;
 
 CREATE FUNCTION _sluice.emit_alert(_alert _sluice.alert)
@@ -461,7 +458,7 @@ DECLARE
 BEGIN
     INSERT INTO _sluice.alert (event, severity, pgt_id, node, message, detail)
     VALUES (_event, _severity, _pgt_id, _node, _message, _detail)
-    ON CONFLICT (event, COALESCE(pgt_id, 0)) WHERE closed_at IS NULL DO NOTHING
+    ON CONFLICT (event, COALESCE(pgt_id::text, node, '')) WHERE closed_at IS NULL DO NOTHING
     RETURNING * INTO v_alert;
     IF FOUND THEN
         PERFORM _sluice.emit_alert(v_alert);
@@ -471,7 +468,7 @@ $$;
 COMMENT ON FUNCTION _sluice.open_alert(text, text, bigint, text, text, jsonb) IS
     'Opens a condition and announces it on the channel sluice_alert; does nothing while it is open already';
 
-CREATE FUNCTION _sluice.close_alert(_event text, _pgt_id bigint)
+CREATE FUNCTION _sluice.close_alert(_event text, _pgt_id bigint, _node text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -480,7 +477,9 @@ DECLARE
     v_alert _sluice.alert%ROWTYPE;
 BEGIN
     UPDATE _sluice.alert AS a SET closed_at = clock_timestamp(), last_emitted_at = clock_timestamp()
-    WHERE a.event = _event AND COALESCE(a.pgt_id, 0) = COALESCE(_pgt_id, 0) AND a.closed_at IS NULL
+    WHERE a.event = _event
+        AND COALESCE(a.pgt_id::text, a.node, '') = COALESCE(_pgt_id::text, _node, '')
+        AND a.closed_at IS NULL
     RETURNING * INTO v_alert;
     IF FOUND THEN
         v_alert.severity := 'info';
@@ -488,7 +487,7 @@ BEGIN
     END IF;
 END;
 $$;
-COMMENT ON FUNCTION _sluice.close_alert(text, bigint) IS
+COMMENT ON FUNCTION _sluice.close_alert(text, bigint, text) IS
     'Closes an open condition and announces that once, with the severity info';
 
 -- sql/python.sql
@@ -824,7 +823,7 @@ COMMENT ON FUNCTION _sluice.reconcile_slots(bigint) IS
 -- Control database: live runs, and nothing but live runs. A finished run is a row in its member's history.
 --
 --   (none) --enqueue--> queued --claim--> running --finish--> (none)
---                       queued --cancel_queued--> (none)
+--                       queued --leave_database--> (none)
 
 CREATE TABLE _sluice.queue (
     run_id uuid NOT NULL DEFAULT gen_random_uuid() CONSTRAINT queue_pkey PRIMARY KEY,
@@ -909,15 +908,6 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.enqueue_now(oid, jsonb) IS
     'Queues one run for a user, who needs no lease; gives the run that is queued already, or NULL while the node runs or the queue is full';
-
-CREATE FUNCTION _sluice.cancel_queued(_db_oid oid, _pgt_ids bigint[])
-RETURNS void
-LANGUAGE sql
-SET search_path = pg_catalog, pg_temp
-AS $$
-    DELETE FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.pgt_id = ANY (_pgt_ids) AND q.state = 'queued'
-$$;
-COMMENT ON FUNCTION _sluice.cancel_queued(oid, bigint[]) IS 'Takes runs that have not started out of the queue';
 
 CREATE FUNCTION _sluice.next_run(_epoch bigint, _finished uuid, _db_oid oid, _slot integer)
 RETURNS TABLE (run_id uuid, pgt_id bigint, name text, due_at timestamptz, attempt integer, reason text, options jsonb)
@@ -1334,6 +1324,15 @@ $$;
 COMMENT ON FUNCTION _sluice.members(bigint) IS
     'The databases to schedule, under their present names; clears away what dropped databases left';
 
+CREATE FUNCTION _sluice.database_name(_db_oid oid)
+RETURNS text
+LANGUAGE sql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT d.datname::text FROM pg_database AS d WHERE d.oid = _db_oid
+$$;
+COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database; NULL when it is gone';
+
 CREATE FUNCTION _sluice.record_tick(_epoch bigint, _db_oid oid, _milliseconds double precision)
 RETURNS void
 LANGUAGE plpgsql
@@ -1341,6 +1340,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
+    PERFORM _sluice.close_alert('database_' || m.state, NULL, _sluice.database_name(_db_oid))
+    FROM _sluice.member AS m
+    WHERE m.db_oid = _db_oid AND m.state IN ('failed', 'version_mismatch');
     UPDATE _sluice.member AS m
     SET state = 'scheduled', last_tick_at = clock_timestamp(), last_tick_ms = _milliseconds,
         failures = 0, error = NULL
@@ -1359,8 +1361,8 @@ BEGIN
     UPDATE _sluice.member AS m SET state = _state, failures = m.failures + 1, error = _error
     WHERE m.db_oid = _db_oid;
     PERFORM _sluice.open_alert(
-        'database_' || _state, 'critical', NULL, NULL,
-        format('database with OID %s is not scheduled: %s', _db_oid, _error)
+        'database_' || _state, 'critical', NULL, _sluice.database_name(_db_oid),
+        format('database "%s" is not scheduled: %s', _sluice.database_name(_db_oid), _error)
     );
 END;
 $$;
@@ -3095,11 +3097,13 @@ SELECT
     n.consecutive_errors,
     CASE WHEN n.retry_at IS NOT NULL THEN format('backoff until %s', n.retry_at) END AS remedy,
     CASE WHEN n.kind <> 'job' THEN clock_timestamp() - n.last_success_at END AS lag,
-    pg_get_userbyid(_sluice.node_owner(n)) AS owner,
+    -- No function of ours: a view's functions need the reader's own privileges.
+    pg_get_userbyid(COALESCE(n.job_owner::oid, c.relowner)) AS owner,
     n.priority,
     g.upstream
 FROM _sluice.node AS n
-LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id;
+LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
+LEFT JOIN pg_class AS c ON c.oid = n.relid;
 COMMENT ON VIEW sluice.nodes IS
     'What is scheduled in this database. lag: the age of what a stream table or materialized view shows. upstream: the pgt_ids of the nodes that it reads';
 

@@ -31,8 +31,6 @@ FROM (VALUES
         'How long pause() waits when it is given no timeout.'),
     ('max_consecutive_errors', 'integer', '3', '1', '100', NULL, 'database',
         'Failures in a row after which a node is suspended.'),
-    ('recovery_successes', 'integer', '3', '1', '100', NULL, 'database',
-        'Successes in a row after which remedies end.'),
     ('retry_backoff_base', 'interval', '1 s', '100 ms', '1 h', 's', 'database',
         'Wait before the first retry; doubled for each further one.'),
     ('retry_backoff_cap', 'interval', '5 min', '100 ms', '24 h', 's', 'database',
@@ -58,11 +56,7 @@ FROM (VALUES
     ('history_retention', 'interval', '30 d', '1 s', '10 y', 's', 'database',
         'Age at which history rows and closed alerts are deleted.'),
     ('maintenance_batch', 'integer', '500', '1', '10000', 'rows', 'database',
-        'Rows that one step of upkeep deletes at the most.'),
-    ('maintenance_budget', 'interval', '50 ms', '1 ms', '1 s', 's', 'database',
-        'Time that upkeep takes in one tick at the most.'),
-    ('alert_reminder_interval', 'interval', '15 min', '1 s', '30 d', 's', 'database',
-        'Time after which an open condition is announced again.')
+        'Rows that one step of upkeep deletes at the most.')
 ) AS d (name, type, default_value, min_value, max_value, unit, scope, description);
 
 CREATE TABLE _sluice.setting (
