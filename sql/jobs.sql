@@ -18,6 +18,14 @@ BEGIN
             MESSAGE = format('job "%s" already exists', v_name),
             DETAIL = 'It belongs to another role.';
     END IF;
+    IF _arguments ->> 'watermark_group' IS NOT NULL
+        AND NOT EXISTS (SELECT FROM _sluice.watermark_group AS g WHERE g.name = _arguments ->> 'watermark_group')
+    THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object',
+            MESSAGE = format('watermark group "%s" does not exist', _arguments ->> 'watermark_group'),
+            HINT = 'Create it with sluice.create_watermark_group().';
+    END IF;
     IF NOT (_arguments ->> 'transactional')::boolean
         AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = _caller)
     THEN
@@ -25,20 +33,21 @@ BEGIN
     END IF;
     INSERT INTO _sluice.node AS n (
         kind, job_name, job_owner, job_search_path, command, transactional, schedule, anchor,
-        catch_up, priority, lock_timeout, refresh_timeout
+        catch_up, priority, lock_timeout, refresh_timeout, watermark_group
     )
     VALUES (
         'job', v_name, quote_ident(_caller)::regrole, _arguments ->> 'search_path', _arguments ->> 'command',
         (_arguments ->> 'transactional')::boolean, _arguments ->> 'schedule', clock_timestamp(),
         (_arguments ->> 'catch_up')::integer, (_arguments ->> 'priority')::integer,
-        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
+        _arguments ->> 'watermark_group'
     )
     ON CONFLICT (job_name) DO UPDATE
     SET job_owner = EXCLUDED.job_owner, job_search_path = EXCLUDED.job_search_path,
         command = EXCLUDED.command, transactional = EXCLUDED.transactional,
         schedule = EXCLUDED.schedule, anchor = EXCLUDED.anchor, catch_up = EXCLUDED.catch_up,
         priority = EXCLUDED.priority, lock_timeout = EXCLUDED.lock_timeout,
-        refresh_timeout = EXCLUDED.refresh_timeout,
+        refresh_timeout = EXCLUDED.refresh_timeout, watermark_group = EXCLUDED.watermark_group,
         status = CASE WHEN n.status = 'quarantined' THEN 'active' ELSE n.status END
     RETURNING n.pgt_id INTO v_pgt_id;
     PERFORM _sluice.close_alert('quarantined', v_pgt_id);
@@ -55,7 +64,8 @@ CREATE FUNCTION sluice.schedule(
     catch_up integer DEFAULT 1,
     priority integer DEFAULT 0,
     lock_timeout interval DEFAULT NULL,
-    refresh_timeout interval DEFAULT NULL
+    refresh_timeout interval DEFAULT NULL,
+    watermark_group text DEFAULT NULL
 )
 RETURNS bigint
 LANGUAGE sql VOLATILE
@@ -64,12 +74,13 @@ AS $$
         'search_path', pg_catalog.current_setting('search_path'),
         'name', job_name, 'schedule', schedule, 'command', command, 'transactional', transactional,
         'catch_up', catch_up, 'priority', priority,
-        'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
+        'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout,
+        'watermark_group', watermark_group
     )))::bigint
 $$;
-COMMENT ON FUNCTION sluice.schedule(text, text, text, boolean, integer, integer, interval, interval) IS
+COMMENT ON FUNCTION sluice.schedule(text, text, text, boolean, integer, integer, interval, interval, text) IS
 'Runs SQL on a schedule, with the caller''s rights and search_path; called again it changes the job. Returns its pgt_id.
-transactional: the command runs in one transaction with its history row, exactly once for each fire. false: at top level, for VACUUM, CALL with COMMIT and the like, at least once; for an owner who is no superuser the server must let the scheduler connect as that role. catch_up: how many missed fires run after downtime, the latest ones. priority: -100 to 100. lock_timeout, refresh_timeout: for this job instead of the settings.';
+transactional: the command runs in one transaction with its history row, exactly once for each fire. false: at top level, for VACUUM, CALL with COMMIT and the like, at least once; for an owner who is no superuser the server must let the scheduler connect as that role. catch_up: how many missed fires run after downtime, the latest ones. priority: -100 to 100. lock_timeout, refresh_timeout: for this job instead of the settings. watermark_group: runs only while that group''s sources are in step.';
 
 CREATE FUNCTION _sluice.do_unschedule(_caller name, _arguments jsonb)
 RETURNS jsonb

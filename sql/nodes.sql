@@ -29,6 +29,9 @@ CREATE TABLE _sluice.node (
     next_fire_at timestamptz,
     retry_at timestamptz,
     retry_of timestamptz,
+    -- The first fire that was skipped since sources were out of step.
+    gated_since timestamptz,
+    watermark_group text,
     due_at timestamptz GENERATED ALWAYS AS (
         CASE WHEN status IN ('active', 'needs_init') THEN COALESCE(retry_at, next_fire_at) END
     ) STORED,
@@ -41,11 +44,13 @@ CREATE TABLE _sluice.node (
         (kind = 'job') = (job_name IS NOT NULL)
         AND (kind = 'job') = (job_owner IS NOT NULL)
         AND (kind = 'job') = (relid IS NULL)
+        AND (kind = 'job' OR watermark_group IS NULL)
         AND (kind = 'stream_table') = (query IS NOT NULL)
         AND (kind = 'job') = (command IS NOT NULL)
     ),
     CONSTRAINT node_retry_check CHECK ((retry_at IS NULL) = (retry_of IS NULL))
 ) WITH (fillfactor = 50);
+CREATE INDEX node_gated_idx ON _sluice.node (pgt_id) WHERE gated_since IS NOT NULL;
 CREATE INDEX node_due_at_idx ON _sluice.node (due_at) WHERE due_at IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node', '');
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node_pgt_id_seq', '');

@@ -105,6 +105,35 @@ $$;
 COMMENT ON FUNCTION _sluice.record_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
     'The history row of a run that ended without an error';
 
+CREATE FUNCTION _sluice.skips(_run_id uuid, _node _sluice.node, _due_at timestamptz, _attempt integer)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_reason text;
+BEGIN
+    IF _node.kind = 'job' AND EXISTS (
+        SELECT FROM _sluice.history AS h
+        WHERE h.pgt_id = _node.pgt_id AND h.due_at = _due_at AND h.kind = 'job'
+            AND h.outcome IN ('succeeded', 'no_change')
+    ) THEN
+        v_reason := 'duplicate';
+    ELSIF EXISTS (SELECT FROM _sluice.watermark_group) AND _sluice.group_out_of_step(_node.pgt_id) IS NOT NULL THEN
+        v_reason := 'gated';
+        PERFORM _sluice.gate_node(_node.pgt_id, _due_at);
+    ELSE
+        RETURN false;
+    END IF;
+    PERFORM _sluice.record_run(
+        _run_id, _node, NULL, 'skipped', _attempt, _due_at, clock_timestamp(), NULL, v_reason
+    );
+    RETURN true;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.skips(uuid, _sluice.node, timestamptz, integer) IS
+    'Whether a fire is skipped, which it then records: a job''s that is on record already (duplicate), or one whose sources are out of step (gated)';
+
 CREATE FUNCTION _sluice.perform(
     _run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer, _reason text, _session_owner oid,
     OUT outcome text, OUT rows_changed bigint, OUT session_owner oid
@@ -135,14 +164,8 @@ BEGIN
         outcome := 'unclean';
         RETURN;
     END IF;
-    IF v_node.kind = 'job' AND EXISTS (
-        SELECT FROM _sluice.history AS h
-        WHERE h.pgt_id = _pgt_id AND h.due_at = _due_at AND h.kind = 'job' AND h.outcome IN ('succeeded', 'no_change')
-    ) THEN
+    IF _reason IS DISTINCT FROM 'manual' AND _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
         outcome := 'skipped';
-        PERFORM _sluice.record_run(
-            _run_id, v_node, NULL, outcome, _attempt, _due_at, v_started_at, NULL, 'duplicate'
-        );
         RETURN;
     END IF;
 
@@ -185,6 +208,9 @@ BEGIN
         consecutive_errors = 0,
         status = CASE WHEN n.status = 'needs_init' THEN 'active' ELSE n.status END
     WHERE n.pgt_id = _node.pgt_id;
+    IF EXISTS (SELECT FROM _sluice.watermark) THEN
+        PERFORM _sluice.record_baseline(_node.pgt_id);
+    END IF;
     PERFORM _sluice.record_run(
         _run_id, _node, _mode, _outcome, _attempt, _due_at, _started_at, _rows, _reason
     );
@@ -193,22 +219,25 @@ $$;
 COMMENT ON FUNCTION _sluice.finish_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
     'A success, on the node and in history';
 
-CREATE FUNCTION _sluice.top_level_command(_pgt_id bigint, _due_at timestamptz)
+CREATE FUNCTION _sluice.top_level_command(_run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer)
 RETURNS TABLE (command text, search_path text, owner_name text, is_superuser boolean)
-LANGUAGE sql STABLE
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT n.command, n.job_search_path, r.rolname, r.rolsuper
-    FROM _sluice.node AS n
-    JOIN pg_roles AS r ON r.oid = n.job_owner
-    WHERE n.pgt_id = _pgt_id
-        AND NOT EXISTS (
-            SELECT FROM _sluice.history AS h
-            WHERE h.pgt_id = _pgt_id AND h.due_at = _due_at AND h.kind = 'job' AND h.outcome IN ('succeeded', 'no_change')
-        )
+DECLARE
+    v_node _sluice.node%ROWTYPE;
+BEGIN
+    SELECT * INTO v_node FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id;
+    IF FOUND AND NOT _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
+        RETURN QUERY
+        SELECT v_node.command, v_node.job_search_path, r.rolname::text, r.rolsuper
+        FROM pg_roles AS r
+        WHERE r.oid = v_node.job_owner;
+    END IF;
+END;
 $$;
-COMMENT ON FUNCTION _sluice.top_level_command(bigint, timestamptz) IS
-    'What a job with transactional => false executes, and as whom; no row when that fire is on record already or the job is gone';
+COMMENT ON FUNCTION _sluice.top_level_command(uuid, bigint, timestamptz, integer) IS
+    'What a job with transactional => false executes, and as whom; no row when the fire is skipped or the job is gone';
 
 CREATE FUNCTION _sluice.failures(_pgt_id bigint)
 RETURNS integer

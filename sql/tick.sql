@@ -9,11 +9,12 @@ AS $$
     SELECT NULLIF(jsonb_strip_nulls(jsonb_build_object(
         'lock_timeout', extract(epoch FROM _node.lock_timeout),
         'refresh_timeout', extract(epoch FROM _node.refresh_timeout),
-        'top_level', NULLIF(NOT _node.transactional, false)
+        'top_level', NULLIF(NOT _node.transactional, false),
+        'job', NULLIF(_node.kind = 'job', false)
     )), '{}')
 $$;
 COMMENT ON FUNCTION _sluice.run_options(_sluice.node) IS
-    'How a run of the node differs from the rule, for the executor: timeouts in seconds, and whether its command runs outside a transaction block; NULL for a node like all others';
+    'How a run of the node differs from the rule, for the executor: timeouts in seconds, whether it is a job, and whether its command runs outside a transaction block; NULL for a node like all others';
 
 CREATE FUNCTION _sluice.due_nodes(_limit integer, _busy bigint[])
 RETURNS TABLE (
@@ -45,6 +46,7 @@ RETURNS TABLE (due jsonb, wait_seconds double precision)
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.release_gated();
     SELECT
         (SELECT jsonb_agg(to_jsonb(d)) FROM _sluice.due_nodes(_limit, _busy) AS d),
         (

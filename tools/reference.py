@@ -28,11 +28,12 @@ SECTIONS = {
     ],
     "Materialized views and jobs": ["schedule_refresh", "schedule", "unschedule"],
     "Any node": ["run_now", "reset", "pause", "unpause"],
+    "Watermarks": ["advance_watermark", "create_watermark_group", "drop_watermark_group"],
     "The scheduler": ["preflight", "start", "stop", "run", "configure"],
     "Drain": ["drain", "is_drained", "drain_status", "resume"],
     "Looking": ["queue", "workers", "databases", "effective_limit", "health_check"],
 }
-VIEWS = ["nodes", "history", "alerts", "settings"]
+VIEWS = ["nodes", "history", "alerts", "watermarks", "settings"]
 
 _FUNCTIONS = """
 SELECT p.proname, p.prokind, pg_get_function_arguments(p.oid), pg_get_function_result(p.oid),

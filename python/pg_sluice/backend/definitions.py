@@ -198,7 +198,14 @@ def schedule(plpy: Plpy, arguments: dict[str, Any]) -> int:
                 **_stored_options(arguments),
                 **{
                     key: arguments[key]
-                    for key in ("name", "search_path", "command", "transactional", "catch_up")
+                    for key in (
+                        "name",
+                        "search_path",
+                        "command",
+                        "transactional",
+                        "catch_up",
+                        "watermark_group",
+                    )
                 },
             },
         )

@@ -99,7 +99,10 @@ class Executor:
     async def _execute_in_transaction(self, run: Run, limits: Limits) -> None:
         session = self.session
         # In a message of their own: a statement_timeout does nothing for the one that sets it.
-        begin = sql.SQL("BEGIN; ") + _set("LOCAL", limits)
+        # A refresh and what it puts on record about its sources see one snapshot. Two of one node
+        # meet in the node's row, and the later one fails and is tried again.
+        isolation = "READ COMMITTED" if (run.options or {}).get("job") else "REPEATABLE READ"
+        begin = sql.SQL(f"BEGIN ISOLATION LEVEL {isolation}; ") + _set("LOCAL", limits)
         await session.connection.execute(begin)
         outcome, owner = await self._perform(run)
         if outcome == "unclean":
@@ -115,7 +118,13 @@ class Executor:
         return outcome, owner
 
     async def _execute_top_level(self, run: Run, started_at: datetime, limits: Limits) -> None:
-        row = await self.session.row("top_level_command", pgt_id=run.pgt_id, due_at=run.due_at)
+        row = await self.session.row(
+            "top_level_command",
+            run_id=run.run_id,
+            pgt_id=run.pgt_id,
+            due_at=run.due_at,
+            attempt=run.attempt,
+        )
         if row is None:
             return
         command, search_path, owner, is_superuser = row

@@ -102,7 +102,10 @@ FROM _sluice.perform(%(run_id)s, %(pgt_id)s, %(due_at)s, %(attempt)s, %(reason)s
 
 -- name: top_level_command
 -- Member. What a job outside a transaction block executes.
-SELECT command, search_path, owner_name, is_superuser FROM _sluice.top_level_command(%(pgt_id)s, %(due_at)s);
+SELECT command, search_path, owner_name, is_superuser
+FROM _sluice.top_level_command(
+    %(run_id)s, %(pgt_id)s, %(due_at)s, %(attempt)s
+);
 
 -- name: record_top_level_run
 -- Member. The success of such a job.
