@@ -10,6 +10,8 @@ CREATE TABLE _sluice.member (
     last_tick_at timestamptz,
     last_tick_ms double precision,
     failures integer NOT NULL DEFAULT 0,
+    spawn_failures integer NOT NULL DEFAULT 0,
+    spawn_error text,
     error text
 );
 COMMENT ON TABLE _sluice.member IS
@@ -145,7 +147,7 @@ AS $$
             WHEN c.running = 0 THEN 'drained'
             ELSE 'draining'
         END,
-        'error', m.error
+        'error', COALESCE(m.error, m.spawn_error)
     ) ORDER BY d.datname), '[]')
     FROM _sluice.member AS m
     JOIN _sluice.queued_by_database() AS c ON c.db_oid = m.db_oid

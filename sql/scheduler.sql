@@ -43,15 +43,54 @@ $$;
 COMMENT ON FUNCTION sluice.preflight() IS
 'Everything that start() needs, one row each: pg_cron, its version and mode, the connections it and the scheduler make, settings that would end a long session. Changes nothing.';
 
+CREATE TABLE _sluice.home (
+    singleton boolean NOT NULL DEFAULT true
+        CONSTRAINT home_pkey PRIMARY KEY
+        CONSTRAINT home_singleton_check CHECK (singleton),
+    db_oid oid NOT NULL
+);
+COMMENT ON TABLE _sluice.home IS 'The database that the nodes, their errors and their history belong to';
+
+CREATE FUNCTION _sluice.rehome()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_former oid;
+BEGIN
+    SELECT h.db_oid INTO v_former FROM _sluice.home AS h FOR UPDATE;
+    IF v_former = _sluice.database_oid() THEN
+        RETURN;
+    END IF;
+    INSERT INTO _sluice.home (db_oid) VALUES (_sluice.database_oid())
+    ON CONFLICT (singleton) DO UPDATE SET db_oid = EXCLUDED.db_oid;
+    IF v_former IS NOT NULL THEN
+        -- A copy made from a template: what its original went through is not its own.
+        DELETE FROM _sluice.history;
+        DELETE FROM _sluice.alert;
+        DELETE FROM _sluice.baseline;
+        UPDATE _sluice.node AS n
+        SET consecutive_errors = 0, retry_at = NULL, retry_of = NULL, gated_since = NULL,
+            last_run_at = NULL, last_outcome = NULL,
+            status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END;
+        PERFORM _sluice.settle(ARRAY(SELECT n.pgt_id FROM _sluice.node AS n), true);
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.rehome() IS
+    'Makes the nodes this database''s own; in a copy of a member it clears the errors, alerts and history of the original and starts new grids';
+
 CREATE FUNCTION sluice.start()
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.rehome();
     SELECT _sluice.unwrap(_sluice.invoke_privileged('start', jsonb_build_object('user', session_user)))
 $$;
 COMMENT ON FUNCTION sluice.start() IS
-'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. An error names the first failed check of preflight().';
+'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it makes the nodes its own: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight().';
 
 CREATE FUNCTION sluice.stop()
 RETURNS void

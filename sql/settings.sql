@@ -11,6 +11,8 @@ FROM (VALUES
         'Workers for one database while others wait. 0 shares the limit evenly.'),
     ('scheduler_interval', 'interval', '1 s', '100 ms', '60 s', 's', 'cluster',
         'Longest time between two ticks of a database.'),
+    ('max_scheduler_connections', 'integer', '16', '0', '1000', NULL, 'cluster',
+        'Databases that keep a connection of the scheduler. Others are connected to for each tick, and new nodes there are noticed within ten scheduler_intervals.'),
     ('lease_ttl', 'interval', '15 s', '1 s', '5 min', 's', 'cluster',
         'Time after which a leader that stopped renewing its lease is replaced.'),
     ('worker_start_timeout', 'interval', '10 s', '100 ms', '5 min', 's', 'cluster',

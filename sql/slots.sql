@@ -9,6 +9,7 @@ CREATE TABLE _sluice.slot (
     slot integer CONSTRAINT slot_pkey PRIMARY KEY CONSTRAINT slot_slot_check CHECK (slot BETWEEN 1 AND 64),
     state text NOT NULL CONSTRAINT slot_state_check CHECK (state IN ('reserved', 'live')),
     db_oid oid NOT NULL,
+    epoch bigint NOT NULL,
     nonce uuid NOT NULL DEFAULT gen_random_uuid() CONSTRAINT slot_nonce_key UNIQUE,
     deadline timestamptz NOT NULL,
     pid integer,
@@ -81,8 +82,8 @@ BEGIN
     IF (SELECT count(*) FROM _sluice.slot) >= _sluice.worker_limit() THEN
         RETURN;
     END IF;
-    INSERT INTO _sluice.slot AS s (slot, state, db_oid, deadline)
-    SELECT min(n), 'reserved', _db_oid,
+    INSERT INTO _sluice.slot AS s (slot, state, db_oid, epoch, deadline)
+    SELECT min(n), 'reserved', _db_oid, _epoch,
         clock_timestamp() + make_interval(secs => _sluice.setting('worker_start_timeout')::double precision)
     FROM generate_series(1, 64) AS n
     WHERE NOT EXISTS (SELECT FROM _sluice.slot AS taken WHERE taken.slot = n)
@@ -99,12 +100,23 @@ RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_db_oid oid;
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     UPDATE _sluice.slot AS s
     SET state = 'live', pid = _pid, backend_start = _backend_start, since = clock_timestamp()
-    WHERE s.nonce = _nonce AND s.state = 'reserved';
-    RETURN FOUND;
+    WHERE s.nonce = _nonce AND s.state = 'reserved'
+    RETURNING s.db_oid INTO v_db_oid;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE _sluice.member AS m SET spawn_failures = 0, spawn_error = NULL
+    WHERE m.db_oid = v_db_oid AND m.spawn_failures > 0;
+    IF FOUND THEN
+        PERFORM _sluice.close_alert('spawn_failed', NULL, _sluice.database_name(v_db_oid));
+    END IF;
+    RETURN true;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.activate_slot(bigint, uuid, integer, timestamptz) IS
@@ -123,6 +135,51 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.release_slot(bigint, uuid) IS
     'reserved or live -> free, once the worker''s backend is gone; false while it is still there';
+
+CREATE FUNCTION _sluice.record_spawn_failure(_epoch bigint, _db_oid oid, _error text)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_failures integer;
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    UPDATE _sluice.member AS m SET spawn_failures = m.spawn_failures + 1, spawn_error = _error
+    WHERE m.db_oid = _db_oid
+    RETURNING m.spawn_failures INTO v_failures;
+    PERFORM _sluice.open_alert(
+        'spawn_failed', 'critical', NULL, _sluice.database_name(_db_oid),
+        format('no worker can be started in database "%s": %s', _sluice.database_name(_db_oid), _error)
+    ) WHERE v_failures IS NOT NULL;
+    RETURN v_failures;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.record_spawn_failure(bigint, oid, text) IS
+    'A worker that did not come about: counted, and announced once until one does; gives the failures in a row';
+
+CREATE FUNCTION _sluice.evict_former_sessions(_epoch bigint)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    RETURN (
+        SELECT count(*) FILTER (WHERE pg_terminate_backend(a.pid))
+        FROM pg_stat_activity AS a
+        WHERE EXISTS (
+            SELECT FROM _sluice.slot AS s
+            WHERE s.epoch < _epoch AND (
+                (a.pid = s.pid AND a.backend_start = s.backend_start)
+                OR a.application_name = _sluice.worker_application_name(s.nonce)
+            )
+        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::bigint < _epoch
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.evict_former_sessions(bigint) IS
+    'Ends what sessions of former leaders are left: one that is frozen keeps its workers'' connections open';
 
 CREATE FUNCTION _sluice.reconcile_slots(_epoch bigint)
 RETURNS integer

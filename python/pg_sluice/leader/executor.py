@@ -65,8 +65,9 @@ class Failure:
 class Executor:
     """Runs claimed runs on one session of a member database."""
 
-    def __init__(self, server: Server, database: str, session: Session) -> None:
+    def __init__(self, server: Server, database: str, session: Session, epoch: int) -> None:
         self._server = server
+        self._epoch = epoch
         self._database = database
         self.session = session
         self._owner: int | None = None
@@ -131,7 +132,7 @@ class Executor:
         # A session of its own: the command can leave anything behind.
         async with await self._server.connect(
             self._database,
-            "pg_sluice job",
+            f"pg_sluice job {self._epoch}",
             role=None if is_superuser else owner,
             options="-c client_connection_check_interval=500ms",
         ) as session:

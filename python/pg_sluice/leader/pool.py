@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from ..core import share
+from .. import connection
+from ..core import remediation, share
 from .executor import Executor, Run, SessionLost
+from .session import StartTimeout
 
 if TYPE_CHECKING:
     from .process import Leader
@@ -21,7 +23,8 @@ WORKER_OPTIONS = "-c client_connection_check_interval=500ms"
 
 _GONE_POLL_SECONDS = 0.01
 _GONE_LIMIT_SECONDS = 5.0
-_SPAWN_BACKOFF_SECONDS = 1.0
+_SPAWN_BACKOFF_SECONDS = (1.0, 60.0)
+"""Wait before a database is tried again in which no worker could be started: first and longest."""
 
 
 class Pool:
@@ -32,10 +35,13 @@ class Pool:
     """
 
     def __init__(
-        self, leader: Leader, spawn: Callable[[Coroutine[Any, Any, None]], object]
+        self,
+        leader: Leader,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._leader = leader
         self._spawn = spawn
+        self._workers: set[asyncio.Task[None]] = set()
         self.backlog: Counter[int] = Counter()
         self.held: Counter[int] = Counter()
         self.runs: dict[Any, float] = {}
@@ -67,6 +73,11 @@ class Pool:
         idle = self._idle[db_oid]
         while idle:
             _wake(idle.popleft(), goes_on=False)
+
+    def abandon(self) -> None:
+        """Leaves the slots that are still held to the next leader."""
+        for worker in self._workers:
+            worker.cancel()
 
     @property
     def empty(self) -> bool:
@@ -114,15 +125,26 @@ class Pool:
         slot, nonce, application_name = row
         self.held[db_oid] += 1
         self._starting[db_oid] += 1
-        self._spawn(self._work(db_oid, slot, nonce, application_name))
+        worker = self._spawn(self._work(db_oid, slot, nonce, application_name))
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
         return True
 
     async def _work(self, db_oid: int, slot: int, nonce: Any, application_name: str) -> None:
         """The life of a worker, from a reserved slot until the slot is free again."""
         lost: SessionLost | None = None
+        session = None
         try:
             session = await self._connect(db_oid, nonce, application_name)
-        finally:
+        except StartTimeout as late:
+            self._starting[db_oid] -= 1
+            await self._refuse(db_oid, late)
+            # The slot stays reserved for as long as there may be a backend that holds it.
+            await late.gone()
+        except psycopg.OperationalError as refused:
+            self._starting[db_oid] -= 1
+            await self._refuse(db_oid, refused)
+        else:
             self._starting[db_oid] -= 1
         try:
             if session is not None:
@@ -143,23 +165,19 @@ class Pool:
     async def _connect(self, db_oid: int, nonce: Any, application_name: str) -> Session | None:
         """The session of a reserved slot, which is live then; None when it did not come about."""
         leader = self._leader
-        try:
-            session = await leader.server.connect(
-                leader.members[db_oid],
-                application_name,
-                seconds=leader.settings["worker_start_timeout"],
-                options=WORKER_OPTIONS,
-            )
-        except (psycopg.OperationalError, KeyError):
-            loop = asyncio.get_running_loop()
-            self._refused_until[db_oid] = loop.time() + _SPAWN_BACKOFF_SECONDS
-            loop.call_later(_SPAWN_BACKOFF_SECONDS, self._changed.set)
+        if db_oid not in leader.members:
             return None
+        session = await leader.server.connect(
+            leader.members[db_oid],
+            application_name,
+            seconds=leader.settings["worker_start_timeout"],
+            options=WORKER_OPTIONS,
+        )
         try:
             pid, backend_start = await session.one("identity")
-        except psycopg.Error:
+        except psycopg.Error as error:
             session.close()
-            return None
+            raise psycopg.OperationalError(str(error)) from error
         if not await leader.control.value(
             "activate_slot", epoch=leader.epoch, nonce=nonce, pid=pid, backend_start=backend_start
         ):
@@ -167,9 +185,23 @@ class Pool:
             return None
         return session
 
+    async def _refuse(self, db_oid: int, error: psycopg.Error) -> None:
+        """Counts a worker that did not come about and leaves its database alone for a while."""
+        failures = await self._leader.control.value(
+            "record_spawn_failure",
+            epoch=self._leader.epoch,
+            db_oid=db_oid,
+            error=connection.reason(error),
+        )
+        first, longest = _SPAWN_BACKOFF_SECONDS
+        pause = remediation.backoff_seconds(failures or 1, first, longest, 0)
+        loop = asyncio.get_running_loop()
+        self._refused_until[db_oid] = loop.time() + pause
+        loop.call_later(pause, self._changed.set)
+
     async def _serve(self, db_oid: int, slot: int, session: Session) -> None:
         leader = self._leader
-        executor = Executor(leader.server, leader.members[db_oid], session)
+        executor = Executor(leader.server, leader.members[db_oid], session, leader.epoch)
         finished: Any = None
         while True:
             stays = self._stays(db_oid)

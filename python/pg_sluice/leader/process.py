@@ -24,6 +24,7 @@ _INTERRUPT_SECONDS = 0.1
 _LEASE_RENEWALS = 3
 _LONG_RUN_SECONDS = 1.0
 _END_POLL_SECONDS = 0.02
+_SLOTS_SECONDS = 5.0
 _CONTROL_OPTIONS = "-c synchronous_commit=off -c client_connection_check_interval=500ms"
 
 
@@ -83,6 +84,7 @@ class Leader:
         self._schedulers: dict[int, tuple[Scheduler, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
         self._over = asyncio.Event()
+        self._connected: set[int] = set()
 
     async def run(self, seconds: float, pid: int, backend_start: str) -> None:
         """Takes the lease and leads until the term is over, or ends at once if another leads."""
@@ -109,6 +111,10 @@ class Leader:
         """The settings in force in a member, or the server's while they are not known."""
         entry = self._schedulers.get(db_oid)
         return (entry and entry[0].settings) or self.settings
+
+    def keeps_connection(self, db_oid: int) -> bool:
+        """Whether a member's scheduler may stay connected between ticks."""
+        return db_oid in self._connected
 
     def run_ended(self, db_oid: int, pgt_id: int) -> None:
         """Tells the scheduler of a database that a run has ended."""
@@ -174,6 +180,8 @@ class Leader:
     async def _look_around(self) -> None:
         """Members that came and went, what former leaders left, and who has work."""
         self.members = dict(await self.control.rows("members", epoch=self.epoch))
+        most = int(self.settings["max_scheduler_connections"])
+        self._connected = set(sorted(self.members)[:most])
         for db_oid in self._schedulers.keys() - self.members.keys():
             self._schedulers.pop(db_oid)[1].cancel()
             self.pool.retire(db_oid)
@@ -183,6 +191,7 @@ class Leader:
             self._schedulers[db_oid] = (scheduler, task)
         if not self.members:
             self._over.set()
+        await self.control.row("evict_former_sessions", epoch=self.epoch)
         await self.control.row("reconcile_slots", epoch=self.epoch)
         await self._settle_orphans()
         for (db_oid,) in await self.control.rows("waiting_databases"):
@@ -234,8 +243,14 @@ class Leader:
 
     async def _finish_runs(self) -> None:
         self.pool.stop_claiming()
-        while self.pool.runs or not self.pool.empty:
+        while self.pool.runs:
             await asyncio.sleep(_END_POLL_SECONDS)
+        # A session that is slow to go leaves its slot to the next leader's reconciliation.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_SLOTS_SECONDS):
+                while not self.pool.empty:
+                    await asyncio.sleep(_END_POLL_SECONDS)
+        self.pool.abandon()
 
 
 def _crashed(run: Run, started_at: datetime) -> Failure:

@@ -45,6 +45,14 @@ SELECT _sluice.activate_slot(%(epoch)s, %(nonce)s, %(pid)s, %(backend_start)s);
 -- Control. reserved or live -> free.
 SELECT _sluice.release_slot(%(epoch)s, %(nonce)s);
 
+-- name: record_spawn_failure
+-- Control. A worker that did not come about.
+SELECT _sluice.record_spawn_failure(%(epoch)s, %(db_oid)s, %(error)s);
+
+-- name: evict_former_sessions
+-- Control. End what former leaders left running.
+SELECT _sluice.evict_former_sessions(%(epoch)s);
+
 -- name: enqueue
 -- Control. Queue what a tick found due.
 SELECT _sluice.enqueue(%(epoch)s, %(db_oid)s, %(runs)s);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,8 @@ _TICK_ROWS = 1000
 _TICK_SPACING_SECONDS = 0.025
 """Fires that are this close to each other share a tick."""
 _RESTART_SECONDS = 5.0
+_DISCONNECTED_INTERVALS = 10
+"""A database without a connection is looked at within so many scheduler_intervals."""
 _HEALTH_SECONDS = 1.0
 _UPKEEP_SECONDS = 10.0
 
@@ -62,7 +65,9 @@ class Scheduler:
         while True:
             try:
                 async with await self._connect() as session:
-                    await self._schedule(session)
+                    back = await self._schedule(session)
+                await self._rest_until(back)
+                continue
             except (psycopg.Error, OSError, VersionMismatch) as error:
                 mismatch = isinstance(error, VersionMismatch)
                 await leader.control.row(
@@ -83,7 +88,8 @@ class Scheduler:
             options="-c client_connection_check_interval=500ms",
         )
 
-    async def _schedule(self, session: Session) -> None:
+    async def _schedule(self, session: Session) -> float:
+        """Schedules as long as the session may stay; gives the time at which it is to be back."""
         loop = asyncio.get_running_loop()
         self._copied_settings = None
         await self._refresh_settings(session)
@@ -96,7 +102,11 @@ class Scheduler:
             if self._leader.limit == 0:
                 await self._run_serially(session)
             await self._look_after(session, started)
-            await self._sleep(session, started, due)
+            interval = self._leader.settings["scheduler_interval"]
+            if not self._leader.keeps_connection(self._db_oid):
+                return float(min(due, started + _DISCONNECTED_INTERVALS * interval))
+            await asyncio.sleep(max(0.0, started + _TICK_SPACING_SECONDS - loop.time()))
+            await session.rest(self._wake, max(0.0, min(due, started + interval) - loop.time()))
 
     async def _tick_with_retries(self, session: Session) -> float:
         for pause in (*ticks.RETRIES, None):
@@ -134,11 +144,12 @@ class Scheduler:
                     wait = until if wait is None else min(float(wait), until)
         return loop.time() + (float("inf") if wait is None else float(wait))
 
-    async def _sleep(self, session: Session, started: float, due: float) -> None:
+    async def _rest_until(self, back: float) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(max(0.0, started + _TICK_SPACING_SECONDS - loop.time()))
-        interval = self._leader.settings["scheduler_interval"]
-        await session.rest(self._wake, max(0.0, min(due, started + interval) - loop.time()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(_TICK_SPACING_SECONDS, back - loop.time())):
+                await self._wake.wait()
+        self._wake.clear()
 
     async def _look_after(self, session: Session, started: float) -> None:
         """What is done now and then: health, settings, upkeep."""
@@ -185,7 +196,7 @@ class Scheduler:
     async def _run_serially(self, session: Session) -> None:
         """Serial mode: the queued runs, one after the other, on the scheduler's own session."""
         leader = self._leader
-        executor = Executor(leader.server, leader.members[self._db_oid], session)
+        executor = Executor(leader.server, leader.members[self._db_oid], session, leader.epoch)
         finished: Any = None
         while True:
             claims = leader.pool.claiming and leader.limit == 0

@@ -4,15 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from typing import Any, Self
 
 import psycopg
-from psycopg import AsyncConnection
+from psycopg import AsyncConnection, pq
+from psycopg.conninfo import make_conninfo
 
 from .. import connection
 from .queries import statements
 
 _STATEMENTS = statements()
+
+
+class StartTimeout(psycopg.errors.ConnectionTimeout):
+    """A session that did not start in time; its backend may still be starting."""
+
+    def __init__(self, seconds: float, left: socket.socket) -> None:
+        super().__init__(f"no connection within {seconds:g} seconds")
+        self._left = left
+
+    async def gone(self) -> None:
+        """Waits until the backend has ended: it reads our end of the connection as closed, and its
+        own end closes with it."""
+        loop = asyncio.get_running_loop()
+        with self._left, contextlib.suppress(OSError):
+            while await loop.sock_recv(self._left, 4096):
+                pass
+
+
+async def _establish(pgconn: pq.abc.PGconn) -> None:
+    """What psycopg's connect does, but with the socket in our hands when time is up."""
+    while True:
+        status = pgconn.connect_poll()
+        if status == pq.PollingStatus.OK:
+            pgconn.nonblocking = 1
+            return
+        if status == pq.PollingStatus.FAILED:
+            raise psycopg.OperationalError(
+                f"connection failed: {pgconn.get_error_message()}", pgconn=pgconn
+            )
+        await _ready(pgconn.socket, reading=status == pq.PollingStatus.READING)
+
+
+async def _ready(descriptor: int, *, reading: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    if reading:
+        loop.add_reader(descriptor, ready.set)
+    else:
+        loop.add_writer(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        loop.remove_writer(descriptor)
+
+
+def _half_close(pgconn: pq.abc.PGconn) -> socket.socket | None:
+    """A second handle on the connection, closed for writing; None when there is no connection."""
+    try:
+        left = socket.socket(fileno=os.dup(pgconn.socket))
+    except (psycopg.Error, OSError):
+        return None
+    left.setblocking(False)
+    with contextlib.suppress(OSError):
+        left.shutdown(socket.SHUT_WR)
+    return left
 
 
 class Server:
@@ -35,15 +94,23 @@ class Server:
         given["options"] += f" {options}"
         if role is not None:
             given["user"] = role
+        del given["connect_timeout"]
+        pgconn = pq.PGconn.connect_start(
+            make_conninfo("", **given, application_name=application_name).encode()
+        )
         try:
             async with asyncio.timeout(seconds):
-                opened = await AsyncConnection.connect(
-                    **given, application_name=application_name, autocommit=True
-                )
-        except TimeoutError:
-            raise psycopg.errors.ConnectionTimeout(
-                f"no connection within {seconds:g} seconds"
-            ) from None
+                await _establish(pgconn)
+        except BaseException as error:
+            left = _half_close(pgconn)
+            pgconn.finish()
+            if isinstance(error, TimeoutError) and left is not None:
+                raise StartTimeout(seconds, left) from None
+            if left is not None:
+                left.close()
+            raise
+        opened = AsyncConnection(pgconn)
+        await opened.set_autocommit(True)
         return Session(opened)
 
 
