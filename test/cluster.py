@@ -22,6 +22,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -367,6 +368,53 @@ class Database:
 
     def wait_for(self, what: str | Callable[[], Any], *, timeout: float = 10.0) -> Any:
         return self.cluster.wait_for(what, timeout=timeout, dbname=self.name)
+
+
+class Leader:
+    """A session that has called sluice.run() in the control database, from a thread."""
+
+    def __init__(
+        self, cluster: Cluster, run_for: str = "1 hour", *, dbname: str | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._connection = cluster.connect(dbname)
+        self.pid = self._connection.info.backend_pid
+        self.error: psycopg.Error | None = None
+        """What the call ended with; None while it runs and after a clean end."""
+        self._thread = threading.Thread(target=self._run, args=[run_for], daemon=True)
+        self._thread.start()
+
+    def _run(self, run_for: str) -> None:
+        try:
+            with self._connection as connection:
+                connection.execute("CALL sluice.run({})".format(_conf_literal(run_for)))
+        except psycopg.Error as error:
+            self.error = error
+
+    @property
+    def leads(self) -> bool:
+        """Whether it holds the lease."""
+        return self._cluster.execute(
+            "SELECT pid = %s AND expires_at > clock_timestamp() FROM _sluice.lease", [self.pid]
+        ) == [(True,)]
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, timeout: float = 10) -> psycopg.Error | None:
+        """Wait for the end of the call and give its error; TimeoutError if there is no end."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            log = "\n".join(self._cluster.log_text().splitlines()[-20:])
+            raise TimeoutError(f"the leader still runs after {timeout} s\n\nserver log:\n{log}")
+        return self.error
+
+    def cancel(self) -> None:
+        self._cluster.execute("SELECT pg_cancel_backend(%s)", [self.pid])
+
+    def terminate(self) -> None:
+        self._cluster.execute("SELECT pg_terminate_backend(%s)", [self.pid])
 
 
 class ClusterError(Exception):

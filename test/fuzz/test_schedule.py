@@ -546,6 +546,14 @@ def test_cron_ends_quietly_at_the_ends_of_the_calendar(text: str, zone: str) -> 
             spread_anchor(Every(0, 0, SECOND), at, 1)
 
 
+def test_the_last_and_the_first_leap_day_have_no_neighbour() -> None:
+    cron = parse("0 0 29 2 *")
+    for later in [utc(9996, 2, 29), utc(9997, 1, 1), utc(9999, 12, 28)]:
+        assert next_fire(cron, later, later) is None
+    for earlier in [utc(4, 2, 28), utc(3, 1, 1), utc(1, 1, 4)]:
+        assert previous_fire(cron, earlier, earlier) is None
+
+
 @few
 @given(schedules, instants, instants)
 def test_any_zone_of_the_arguments_will_do(
@@ -630,8 +638,11 @@ def test_clock_changes(spec: str, start: str, end: str, expected: list[str]) -> 
     zone = spec[3 : spec.index(" ")]
     after, until = local(zone, start, end)
     wanted = local(zone, *(f"{start[:5]}{time}" for time in expected))
-    assert fires_within(parse(spec), after, until) == wanted
-    assert fires_back(parse(spec), after, until) == wanted
+    cron = parse(spec)
+    assert fires_within(cron, after, until) == wanted
+    assert fires_back(cron, after, until) == wanted
+    assert [next_fire(cron, after, fire - MICROSECOND) for fire in wanted] == wanted
+    assert [previous_fire(cron, after, fire) for fire in wanted] == wanted
 
 
 def test_previous_in_the_second_pass_sees_all_of_the_first() -> None:

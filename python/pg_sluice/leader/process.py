@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 from datetime import datetime
 from typing import Any
 
@@ -30,6 +31,8 @@ _CONTROL_OPTIONS = "-c synchronous_commit=off -c client_connection_check_interva
 
 def lead(plpy: Plpy, seconds: float) -> str:
     """Leads for that many seconds (0: one pass). Gives the JSON that `_sluice.unwrap` takes."""
+    # What psycopg would warn about on stderr, which is the server's log, reaches us as errors.
+    logging.getLogger("psycopg").addHandler(logging.NullHandler())
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(_lead(plpy, seconds))
