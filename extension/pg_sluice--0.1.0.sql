@@ -63,6 +63,8 @@ FROM (VALUES
         'Workers for one database while others wait. 0 shares the limit evenly.'),
     ('scheduler_interval', 'interval', '1 s', '100 ms', '60 s', 's', 'cluster',
         'Longest time between two ticks of a database.'),
+    ('max_scheduler_connections', 'integer', '16', '0', '1000', NULL, 'cluster',
+        'Databases that keep a connection of the scheduler. Others are connected to for each tick, and new nodes there are noticed within ten scheduler_intervals.'),
     ('lease_ttl', 'interval', '15 s', '1 s', '5 min', 's', 'cluster',
         'Time after which a leader that stopped renewing its lease is replaced.'),
     ('worker_start_timeout', 'interval', '10 s', '100 ms', '5 min', 's', 'cluster',
@@ -276,6 +278,8 @@ CREATE TABLE _sluice.node (
     job_search_path text,
     -- A stream table's defining query in canonical form; a job's command.
     query text,
+    -- The table's columns when it was created.
+    column_signature text,
     command text,
     transactional boolean NOT NULL DEFAULT true,
     "concurrently" boolean NOT NULL DEFAULT true,
@@ -295,6 +299,9 @@ CREATE TABLE _sluice.node (
     next_fire_at timestamptz,
     retry_at timestamptz,
     retry_of timestamptz,
+    -- The first fire that was skipped since sources were out of step.
+    gated_since timestamptz,
+    watermark_group text,
     due_at timestamptz GENERATED ALWAYS AS (
         CASE WHEN status IN ('active', 'needs_init') THEN COALESCE(retry_at, next_fire_at) END
     ) STORED,
@@ -307,11 +314,13 @@ CREATE TABLE _sluice.node (
         (kind = 'job') = (job_name IS NOT NULL)
         AND (kind = 'job') = (job_owner IS NOT NULL)
         AND (kind = 'job') = (relid IS NULL)
+        AND (kind = 'job' OR watermark_group IS NULL)
         AND (kind = 'stream_table') = (query IS NOT NULL)
         AND (kind = 'job') = (command IS NOT NULL)
     ),
     CONSTRAINT node_retry_check CHECK ((retry_at IS NULL) = (retry_of IS NULL))
 ) WITH (fillfactor = 50);
+CREATE INDEX node_gated_idx ON _sluice.node (pgt_id) WHERE gated_since IS NOT NULL;
 CREATE INDEX node_due_at_idx ON _sluice.node (due_at) WHERE due_at IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node', '');
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node_pgt_id_seq', '');
@@ -337,6 +346,21 @@ CREATE TABLE _sluice.graph (
 COMMENT ON TABLE _sluice.graph IS
     'Derived from node and dependency by _sluice.rebuild_graph(). A table of its own, so that defining a node in a long transaction locks no row that runs of other nodes write';
 SELECT pg_catalog.pg_extension_config_dump('_sluice.graph', '');
+
+CREATE FUNCTION _sluice.column_signature(_relid regclass)
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT string_agg(
+        format('%s %s%s', a.attnum, format_type(a.atttypid, a.atttypmod), ' collation ' || NULLIF(a.attcollation, 0)::regcollation),
+        ', ' ORDER BY a.attnum
+    )
+    FROM pg_attribute AS a
+    WHERE a.attrelid = _relid AND a.attnum > 0 AND NOT a.attisdropped
+$$;
+COMMENT ON FUNCTION _sluice.column_signature(regclass) IS
+    'The columns of a table by number, type and collation: what must not change under a stream table, unlike their names';
 
 CREATE FUNCTION _sluice.node_name(_node _sluice.node)
 RETURNS text
@@ -490,6 +514,294 @@ $$;
 COMMENT ON FUNCTION _sluice.close_alert(text, bigint, text) IS
     'Closes an open condition and announces that once, with the severity info';
 
+-- sql/watermarks.sql
+
+-- Watermarks: how far the load of a source has come. A node whose sources are out of step waits.
+
+CREATE TABLE _sluice.watermark (
+    relid regclass CONSTRAINT watermark_pkey PRIMARY KEY,
+    watermark timestamptz NOT NULL,
+    advanced_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    advanced_by regrole NOT NULL
+);
+SELECT pg_catalog.pg_extension_config_dump('_sluice.watermark', '');
+
+CREATE TABLE _sluice.watermark_group (
+    name text CONSTRAINT watermark_group_pkey PRIMARY KEY,
+    tolerance interval NOT NULL
+        CONSTRAINT watermark_group_tolerance_check CHECK (tolerance >= interval '0'),
+    owner regrole NOT NULL
+);
+SELECT pg_catalog.pg_extension_config_dump('_sluice.watermark_group', '');
+
+CREATE TABLE _sluice.watermark_group_source (
+    name text NOT NULL
+        CONSTRAINT watermark_group_source_name_fkey REFERENCES _sluice.watermark_group ON DELETE CASCADE,
+    relid regclass NOT NULL,
+    CONSTRAINT watermark_group_source_pkey PRIMARY KEY (name, relid)
+);
+SELECT pg_catalog.pg_extension_config_dump('_sluice.watermark_group_source', '');
+
+-- Keyed by database OID: a copy that is made from this database as a template starts without one.
+CREATE TABLE _sluice.baseline (
+    db_oid oid NOT NULL,
+    pgt_id bigint NOT NULL
+        CONSTRAINT baseline_pgt_id_fkey REFERENCES _sluice.node ON DELETE CASCADE,
+    relid oid NOT NULL,
+    watermark timestamptz NOT NULL,
+    CONSTRAINT baseline_pkey PRIMARY KEY (db_oid, pgt_id, relid)
+);
+COMMENT ON TABLE _sluice.baseline IS
+    'The watermarks that a node''s sources had in the snapshot of its last successful run';
+
+CREATE FUNCTION _sluice.sources_of(_pgt_id bigint)
+RETURNS TABLE (relid oid)
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE reads AS (
+        SELECT d.relid::oid AS relid FROM _sluice.dependency AS d WHERE d.pgt_id = _pgt_id
+        UNION
+        SELECT d.relid::oid
+        FROM reads AS r
+        JOIN _sluice.node AS n ON n.relid::oid = r.relid
+        JOIN _sluice.dependency AS d ON d.pgt_id = n.pgt_id
+    )
+    SELECT r.relid FROM reads AS r
+    UNION
+    -- A job reads what its group says.
+    SELECT s.relid::oid
+    FROM _sluice.node AS n
+    JOIN _sluice.watermark_group_source AS s ON s.name = n.watermark_group
+    WHERE n.pgt_id = _pgt_id
+$$;
+COMMENT ON FUNCTION _sluice.sources_of(bigint) IS
+    'All relations that a node reads, through views and through other nodes too';
+
+CREATE FUNCTION _sluice.group_out_of_step(_pgt_id bigint)
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT g.name
+    FROM _sluice.watermark_group AS g
+    JOIN _sluice.watermark_group_source AS s ON s.name = g.name
+    LEFT JOIN _sluice.watermark AS w ON w.relid = s.relid
+    WHERE s.relid::oid IN (SELECT o.relid FROM _sluice.sources_of(_pgt_id) AS o)
+    GROUP BY g.name, g.tolerance
+    HAVING count(*) > 1
+        AND (count(w.watermark) < count(*) OR max(w.watermark) - min(w.watermark) > g.tolerance)
+    ORDER BY g.name
+    LIMIT 1
+$$;
+COMMENT ON FUNCTION _sluice.group_out_of_step(bigint) IS
+    'A group of which the node reads several sources whose watermarks are missing or further apart than its tolerance; NULL when the node may run';
+
+CREATE FUNCTION _sluice.record_baseline(_pgt_id bigint)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO _sluice.baseline (db_oid, pgt_id, relid, watermark)
+    SELECT _sluice.database_oid(), _pgt_id, w.relid, w.watermark
+    FROM _sluice.watermark AS w
+    WHERE w.relid::oid IN (SELECT o.relid FROM _sluice.sources_of(_pgt_id) AS o)
+    ON CONFLICT (db_oid, pgt_id, relid) DO UPDATE SET watermark = EXCLUDED.watermark
+$$;
+COMMENT ON FUNCTION _sluice.record_baseline(bigint) IS
+    'Puts on record to which watermarks a node was refreshed, in the transaction and snapshot of its run';
+
+CREATE FUNCTION _sluice.gate_node(_pgt_id bigint, _due_at timestamptz)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE _sluice.node AS n SET gated_since = COALESCE(n.gated_since, _due_at) WHERE n.pgt_id = _pgt_id
+$$;
+COMMENT ON FUNCTION _sluice.gate_node(bigint, timestamptz) IS
+    'A fire was skipped since sources are out of step: the node is due as soon as they are in step';
+
+CREATE FUNCTION _sluice.release_gated()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE _sluice.node AS n
+    SET retry_at = clock_timestamp(), retry_of = n.gated_since, gated_since = NULL
+    WHERE n.gated_since IS NOT NULL AND _sluice.group_out_of_step(n.pgt_id) IS NULL
+$$;
+COMMENT ON FUNCTION _sluice.release_gated() IS
+    'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing';
+
+CREATE FUNCTION _sluice.do_advance_watermark(_caller name, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_relid CONSTANT oid := (_arguments ->> 'relid')::oid;
+    v_watermark CONSTANT timestamptz := (_arguments ->> 'watermark')::timestamptz;
+    v_present timestamptz;
+BEGIN
+    IF _arguments ->> 'name' IS NULL OR v_watermark IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'null_value_not_allowed',
+            MESSAGE = CASE WHEN v_watermark IS NULL THEN 'watermark' ELSE 'source' END || ' must not be null';
+    END IF;
+    IF v_relid IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_table',
+            MESSAGE = format('relation "%s" does not exist', _arguments ->> 'name');
+    END IF;
+    IF NOT has_table_privilege(_caller, v_relid, 'INSERT') THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for relation %s', v_relid::regclass),
+            HINT = 'Advancing a watermark needs the INSERT privilege on its source.';
+    END IF;
+    INSERT INTO _sluice.watermark AS w (relid, watermark, advanced_by)
+    VALUES (v_relid, v_watermark, quote_ident(_caller)::regrole)
+    ON CONFLICT (relid) DO UPDATE
+    SET watermark = EXCLUDED.watermark, advanced_at = clock_timestamp(), advanced_by = EXCLUDED.advanced_by
+    WHERE w.watermark <= EXCLUDED.watermark;
+    IF NOT FOUND THEN
+        SELECT w.watermark INTO v_present FROM _sluice.watermark AS w WHERE w.relid = v_relid;
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('watermark of relation %s cannot go back', v_relid::regclass),
+            DETAIL = format('It is %s, and %s was given.', v_present, v_watermark);
+    END IF;
+    PERFORM pg_notify('sluice_wake', '');
+    RETURN NULL;
+END;
+$$;
+
+CREATE FUNCTION sluice.advance_watermark(source text, watermark timestamptz)
+RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO _sluice.request (command, arguments)
+    VALUES ('advance_watermark', pg_catalog.jsonb_build_object(
+        'name', source, 'relid', _sluice.relation_of(source), 'watermark', watermark
+    ))
+$$;
+COMMENT ON FUNCTION sluice.advance_watermark(text, timestamptz) IS
+'Says how far the load of a relation has come, in the transaction that loads it. A watermark never goes back.
+Needs the INSERT privilege on the relation. Nodes that wait for it run as soon as the transaction commits. Locks the source''s watermark until then.';
+
+CREATE FUNCTION _sluice.do_create_watermark_group(_caller name, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_name CONSTANT text := _arguments ->> 'name';
+    v_missing text;
+    v_count integer;
+BEGIN
+    IF v_name IS NULL OR _arguments ->> 'tolerance' IS NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'null_value_not_allowed',
+            MESSAGE = CASE WHEN v_name IS NULL THEN 'name' ELSE 'tolerance' END || ' must not be null';
+    END IF;
+    IF (_arguments ->> 'tolerance')::interval < interval '0' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'tolerance must not be negative';
+    END IF;
+    SELECT s.value ->> 'name' INTO v_missing
+    FROM jsonb_array_elements(_arguments -> 'sources') AS s
+    WHERE s.value ->> 'relid' IS NULL LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_table', MESSAGE = format('relation "%s" does not exist', v_missing);
+    END IF;
+    SELECT count(DISTINCT s.value ->> 'relid') INTO v_count FROM jsonb_array_elements(_arguments -> 'sources') AS s;
+    IF v_count < 2 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'a watermark group needs at least two sources';
+    END IF;
+    INSERT INTO _sluice.watermark_group (name, tolerance, owner)
+    VALUES (v_name, (_arguments ->> 'tolerance')::interval, quote_ident(_caller)::regrole)
+    ON CONFLICT (name) DO NOTHING;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'duplicate_object', MESSAGE = format('watermark group "%s" already exists', v_name);
+    END IF;
+    INSERT INTO _sluice.watermark_group_source (name, relid)
+    SELECT DISTINCT v_name, (s.value ->> 'relid')::oid FROM jsonb_array_elements(_arguments -> 'sources') AS s;
+    RETURN NULL;
+END;
+$$;
+
+CREATE FUNCTION sluice.create_watermark_group(name text, sources text[], tolerance interval DEFAULT '0')
+RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO _sluice.request (command, arguments)
+    VALUES ('create_watermark_group', pg_catalog.jsonb_build_object(
+        'name', name, 'sources', _sluice.name_nodes(sources), 'tolerance', tolerance
+    ))
+$$;
+COMMENT ON FUNCTION sluice.create_watermark_group(text, text[], interval) IS
+'Keeps sources in step: a node that reads several of them, directly or through others, runs only while their watermarks are no further apart than the tolerance; until then its fires are skipped with the reason gated, and it runs as soon as they are in step. A source without a watermark is out of step.
+A job is gated by the group that it names. Raises 42710 when the group exists.';
+
+CREATE FUNCTION _sluice.do_drop_watermark_group(_caller name, _arguments jsonb)
+RETURNS jsonb
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_group _sluice.watermark_group%ROWTYPE;
+BEGIN
+    SELECT * INTO v_group FROM _sluice.watermark_group AS g WHERE g.name = _arguments ->> 'name';
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object',
+            MESSAGE = format('watermark group "%s" does not exist', _arguments ->> 'name'),
+            HINT = 'The view sluice.watermarks lists them.';
+    END IF;
+    IF NOT _sluice.owns(_caller, v_group.owner) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('must be owner of watermark group "%s"', v_group.name);
+    END IF;
+    IF EXISTS (SELECT FROM _sluice.node AS n WHERE n.watermark_group = v_group.name) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'dependent_objects_still_exist',
+            MESSAGE = format('cannot drop watermark group "%s" because jobs name it', v_group.name),
+            HINT = 'Schedule them without it first.';
+    END IF;
+    DELETE FROM _sluice.watermark_group AS g WHERE g.name = v_group.name;
+    PERFORM pg_notify('sluice_wake', '');
+    RETURN NULL;
+END;
+$$;
+
+CREATE FUNCTION sluice.drop_watermark_group(name text)
+RETURNS void
+LANGUAGE sql VOLATILE
+AS $$
+    INSERT INTO _sluice.request (command, arguments)
+    VALUES ('drop_watermark_group', pg_catalog.jsonb_build_object('name', name))
+$$;
+COMMENT ON FUNCTION sluice.drop_watermark_group(text) IS
+'Ends the gating by a group; nodes that waited run at once. The watermarks stay. Only for its owner; an error while a job names it.';
+
+CREATE VIEW sluice.watermarks AS
+SELECT
+    COALESCE(s.relid, w.relid)::text AS source,
+    w.watermark,
+    w.advanced_at,
+    w.advanced_by,
+    g.name AS "group",
+    g.tolerance
+FROM _sluice.watermark AS w
+FULL JOIN _sluice.watermark_group_source AS s ON s.relid = w.relid
+LEFT JOIN _sluice.watermark_group AS g ON g.name = s.name;
+COMMENT ON VIEW sluice.watermarks IS
+    'How far each source has come, one row for every group that it belongs to';
+
 -- sql/python.sql
 
 -- The three doors to the Python package. Each takes arguments, makes one call and returns.
@@ -527,10 +839,27 @@ $$;
 COMMENT ON FUNCTION _sluice.load_package() IS
     'Puts the package of the installed version in front of sys.path; refuses a session that has loaded another version';
 
+CREATE FUNCTION _sluice.session_settings()
+RETURNS jsonb
+LANGUAGE sql STABLE
+AS $$
+    SELECT pg_catalog.jsonb_object_agg(s, pg_catalog.current_setting(s))
+    FROM pg_catalog.unnest(ARRAY[
+        'search_path', 'DateStyle', 'IntervalStyle', 'standard_conforming_strings'
+    ]) AS s
+$$;
+COMMENT ON FUNCTION _sluice.session_settings() IS
+    'The settings that decide what the caller''s SQL text means, hence with none of them pinned';
+
 CREATE FUNCTION _sluice.invoke(_function text, _arguments jsonb)
 RETURNS jsonb
 LANGUAGE plpython3u
 SET search_path = pg_catalog, pg_temp
+SET DateStyle = 'ISO, MDY'
+SET IntervalStyle = 'postgres'
+SET standard_conforming_strings = on
+SET extra_float_digits = 1
+SET quote_all_identifiers = off
 AS $$
 plpy.execute("SELECT _sluice.load_package()")
 from pg_sluice.backend import entry
@@ -538,7 +867,7 @@ from pg_sluice.backend import entry
 return entry.invoke(plpy, entry.CALLER, _function, _arguments)
 $$;
 COMMENT ON FUNCTION _sluice.invoke(text, jsonb) IS
-    'Runs a function of the package with the caller''s rights; gives {"value": …} or {"error": …} for _sluice.unwrap';
+    'Runs a function of the package with the caller''s rights, under the settings that make what it stores mean the same everywhere; gives {"value": …} or {"error": …} for _sluice.unwrap';
 
 CREATE FUNCTION _sluice.invoke_privileged(_function text, _arguments jsonb)
 RETURNS jsonb
@@ -685,6 +1014,7 @@ CREATE TABLE _sluice.slot (
     slot integer CONSTRAINT slot_pkey PRIMARY KEY CONSTRAINT slot_slot_check CHECK (slot BETWEEN 1 AND 64),
     state text NOT NULL CONSTRAINT slot_state_check CHECK (state IN ('reserved', 'live')),
     db_oid oid NOT NULL,
+    epoch bigint NOT NULL,
     nonce uuid NOT NULL DEFAULT gen_random_uuid() CONSTRAINT slot_nonce_key UNIQUE,
     deadline timestamptz NOT NULL,
     pid integer,
@@ -757,8 +1087,8 @@ BEGIN
     IF (SELECT count(*) FROM _sluice.slot) >= _sluice.worker_limit() THEN
         RETURN;
     END IF;
-    INSERT INTO _sluice.slot AS s (slot, state, db_oid, deadline)
-    SELECT min(n), 'reserved', _db_oid,
+    INSERT INTO _sluice.slot AS s (slot, state, db_oid, epoch, deadline)
+    SELECT min(n), 'reserved', _db_oid, _epoch,
         clock_timestamp() + make_interval(secs => _sluice.setting('worker_start_timeout')::double precision)
     FROM generate_series(1, 64) AS n
     WHERE NOT EXISTS (SELECT FROM _sluice.slot AS taken WHERE taken.slot = n)
@@ -775,12 +1105,23 @@ RETURNS boolean
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_db_oid oid;
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     UPDATE _sluice.slot AS s
     SET state = 'live', pid = _pid, backend_start = _backend_start, since = clock_timestamp()
-    WHERE s.nonce = _nonce AND s.state = 'reserved';
-    RETURN FOUND;
+    WHERE s.nonce = _nonce AND s.state = 'reserved'
+    RETURNING s.db_oid INTO v_db_oid;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE _sluice.member AS m SET spawn_failures = 0, spawn_error = NULL
+    WHERE m.db_oid = v_db_oid AND m.spawn_failures > 0;
+    IF FOUND THEN
+        PERFORM _sluice.close_alert('spawn_failed', NULL, _sluice.database_name(v_db_oid));
+    END IF;
+    RETURN true;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.activate_slot(bigint, uuid, integer, timestamptz) IS
@@ -800,6 +1141,56 @@ $$;
 COMMENT ON FUNCTION _sluice.release_slot(bigint, uuid) IS
     'reserved or live -> free, once the worker''s backend is gone; false while it is still there';
 
+CREATE FUNCTION _sluice.record_spawn_failure(_epoch bigint, _db_oid oid, _error text)
+RETURNS integer
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_failures integer;
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    UPDATE _sluice.member AS m SET spawn_failures = m.spawn_failures + 1, spawn_error = _error
+    WHERE m.db_oid = _db_oid
+    RETURNING m.spawn_failures INTO v_failures;
+    PERFORM _sluice.open_alert(
+        'spawn_failed', 'critical', NULL, _sluice.database_name(_db_oid),
+        format('no worker can be started in database "%s": %s', _sluice.database_name(_db_oid), _error)
+    ) WHERE v_failures IS NOT NULL;
+    RETURN v_failures;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.record_spawn_failure(bigint, oid, text) IS
+    'A worker that did not come about: counted, and announced once until one does; gives the failures in a row';
+
+CREATE FUNCTION _sluice.evict_former_sessions(_epoch bigint)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    RETURN (
+        SELECT count(*) FILTER (WHERE pg_terminate_backend(a.pid))
+        FROM pg_stat_activity AS a
+        WHERE EXISTS (
+            SELECT FROM _sluice.slot AS s
+            WHERE s.epoch < _epoch AND (
+                (a.pid = s.pid AND a.backend_start = s.backend_start)
+                OR a.application_name = _sluice.worker_application_name(s.nonce)
+            )
+        ) OR (
+            a.application_name LIKE 'pg\_sluice worker %' AND NOT EXISTS (
+                SELECT FROM _sluice.slot AS s
+                WHERE a.application_name = _sluice.worker_application_name(s.nonce)
+            )
+        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::bigint < _epoch
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.evict_former_sessions(bigint) IS
+    'Ends what sessions of former leaders are left: one that is frozen keeps its workers'' connections open';
+
 CREATE FUNCTION _sluice.reconcile_slots(_epoch bigint)
 RETURNS integer
 LANGUAGE plpgsql
@@ -810,13 +1201,22 @@ DECLARE
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     DELETE FROM _sluice.slot AS s
-    WHERE (s.state = 'live' OR s.deadline < clock_timestamp()) AND _sluice.slot_is_gone(s);
+    WHERE _sluice.slot_is_gone(s) AND (
+        s.state = 'live'
+        -- The present leader itself frees what it reserved. A former one's reservation can belong to a
+        -- session that is still starting: such a one has no row in pg_stat_activity yet, but a lock.
+        OR (s.epoch < _epoch AND s.deadline < clock_timestamp() AND NOT EXISTS (
+            SELECT FROM pg_locks AS l
+            WHERE l.locktype = 'virtualxid'
+                AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid)
+        ))
+    );
     GET DIAGNOSTICS v_freed = ROW_COUNT;
     RETURN v_freed;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.reconcile_slots(bigint) IS
-    'Frees live slots whose backend is gone and overdue reservations that no backend carries';
+    'Frees live slots whose backend is gone, and overdue reservations of former leaders that no backend carries while none is starting';
 
 -- sql/queue.sql
 
@@ -860,14 +1260,22 @@ RETURNS TABLE (pgt_id bigint, run_id uuid)
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO _sluice.queue AS q (db_oid, pgt_id, name, priority, rank, upstream, due_at, attempt, reason, options)
-    SELECT _db_oid, r.pgt_id, r.name, r.priority,
-        clock_timestamp() - r.priority * interval '10 s', r.upstream, r.due_at, r.attempt, r.reason, r.options
-    FROM jsonb_to_recordset(_runs) AS r (
+    INSERT INTO _sluice.queue AS q (
+        db_oid, pgt_id, name, priority, rank, upstream, due_at, attempt, reason, options
+    )
+    SELECT _db_oid, r.pgt_id, r.name, r.priority, now() - r.priority * interval '10 s', r.upstream,
+        r.due_at, r.attempt, r.reason, r.options
+    FROM ROWS FROM (jsonb_to_recordset(_runs) AS (
         pgt_id bigint, name text, priority integer, upstream bigint[],
         due_at timestamptz, attempt integer, reason text, options jsonb
+    )) WITH ORDINALITY AS r (
+        pgt_id, name, priority, upstream, due_at, attempt, reason, options, position
     )
-    ORDER BY r.due_at
+    WHERE NOT EXISTS (
+        SELECT FROM _sluice.queue AS live WHERE live.db_oid = _db_oid AND live.pgt_id = r.pgt_id
+    )
+    -- In the order of the tick, upstream first: it is the order in line.
+    ORDER BY r.position
     LIMIT greatest(0, _sluice.setting('max_queue_depth')
         - (SELECT count(*) FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued'))
     ON CONFLICT ON CONSTRAINT queue_node_key DO NOTHING
@@ -965,21 +1373,20 @@ $$;
 COMMENT ON FUNCTION _sluice.queued_by_database() IS 'Counted from the tables, so that it can''t drift';
 
 CREATE FUNCTION _sluice.waiting_databases()
-RETURNS SETOF oid
+RETURNS TABLE (db_oid oid, runs bigint)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT m.db_oid
-    FROM _sluice.member AS m
-    WHERE NOT _sluice.drain_in_force(m.db_oid)
-        AND EXISTS (
-            SELECT FROM _sluice.queue AS q
-            WHERE q.db_oid = m.db_oid AND q.state = 'queued'
-                AND NOT EXISTS (SELECT FROM _sluice.pause AS p WHERE p.db_oid = q.db_oid AND p.pgt_id = q.pgt_id)
-        )
+    SELECT q.db_oid, count(*)
+    FROM _sluice.queue AS q
+    JOIN _sluice.member AS m ON m.db_oid = q.db_oid
+    WHERE q.state = 'queued'
+        AND NOT EXISTS (SELECT FROM _sluice.pause AS p WHERE p.db_oid = q.db_oid AND p.pgt_id = q.pgt_id)
+        AND NOT EXISTS (SELECT FROM _sluice.drain AS d WHERE d.db_oid IN (0, q.db_oid))
+    GROUP BY q.db_oid
 $$;
 COMMENT ON FUNCTION _sluice.waiting_databases() IS
-    'Members with queued runs that neither a drain nor a pause holds back';
+    'Members with queued runs that neither a drain nor a pause holds back, and how many';
 
 CREATE FUNCTION _sluice.orphaned_runs(_epoch bigint)
 RETURNS TABLE (run_id uuid, db_oid oid, pgt_id bigint, name text, due_at timestamptz, attempt integer, started_at timestamptz)
@@ -1252,6 +1659,8 @@ CREATE TABLE _sluice.member (
     last_tick_at timestamptz,
     last_tick_ms double precision,
     failures integer NOT NULL DEFAULT 0,
+    spawn_failures integer NOT NULL DEFAULT 0,
+    spawn_error text,
     error text
 );
 COMMENT ON TABLE _sluice.member IS
@@ -1291,6 +1700,8 @@ AS $$
 BEGIN
     PERFORM _sluice.close_gate();
     DELETE FROM _sluice.member AS m WHERE m.db_oid = _db_oid;
+    PERFORM _sluice.close_database_alerts(_db_oid);
+    PERFORM _sluice.close_alert('spawn_failed', NULL, _sluice.database_name(_db_oid));
     DELETE FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued';
     IF NOT EXISTS (SELECT FROM _sluice.member) THEN
         PERFORM cron.unschedule(j.jobid) FROM cron.job AS j
@@ -1333,6 +1744,16 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database; NULL when it is gone';
 
+CREATE FUNCTION _sluice.close_database_alerts(_db_oid oid)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.close_alert(e.event, NULL, _sluice.database_name(_db_oid))
+    FROM unnest(ARRAY['database_failed', 'database_version_mismatch']) AS e (event)
+$$;
+COMMENT ON FUNCTION _sluice.close_database_alerts(oid) IS 'The database is scheduled again, or needs not be any more';
+
 CREATE FUNCTION _sluice.record_tick(_epoch bigint, _db_oid oid, _milliseconds double precision)
 RETURNS void
 LANGUAGE plpgsql
@@ -1340,9 +1761,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
-    PERFORM _sluice.close_alert('database_' || m.state, NULL, _sluice.database_name(_db_oid))
+    PERFORM _sluice.close_database_alerts(_db_oid)
     FROM _sluice.member AS m
-    WHERE m.db_oid = _db_oid AND m.state IN ('failed', 'version_mismatch');
+    WHERE m.db_oid = _db_oid AND m.state <> 'scheduled';
     UPDATE _sluice.member AS m
     SET state = 'scheduled', last_tick_at = clock_timestamp(), last_tick_ms = _milliseconds,
         failures = 0, error = NULL
@@ -1387,7 +1808,7 @@ AS $$
             WHEN c.running = 0 THEN 'drained'
             ELSE 'draining'
         END,
-        'error', m.error
+        'error', COALESCE(m.error, m.spawn_error)
     ) ORDER BY d.datname), '[]')
     FROM _sluice.member AS m
     JOIN _sluice.queued_by_database() AS c ON c.db_oid = m.db_oid
@@ -1468,11 +1889,12 @@ AS $$
     SELECT NULLIF(jsonb_strip_nulls(jsonb_build_object(
         'lock_timeout', extract(epoch FROM _node.lock_timeout),
         'refresh_timeout', extract(epoch FROM _node.refresh_timeout),
-        'top_level', NULLIF(NOT _node.transactional, false)
+        'top_level', NULLIF(NOT _node.transactional, false),
+        'job', NULLIF(_node.kind = 'job', false)
     )), '{}')
 $$;
 COMMENT ON FUNCTION _sluice.run_options(_sluice.node) IS
-    'How a run of the node differs from the rule, for the executor: timeouts in seconds, and whether its command runs outside a transaction block; NULL for a node like all others';
+    'How a run of the node differs from the rule, for the executor: timeouts in seconds, whether it is a job, and whether its command runs outside a transaction block; NULL for a node like all others';
 
 CREATE FUNCTION _sluice.due_nodes(_limit integer, _busy bigint[])
 RETURNS TABLE (
@@ -1489,11 +1911,13 @@ AS $$
         _sluice.run_options(n)
     FROM (
         SELECT * FROM _sluice.node AS d
-        WHERE d.due_at <= clock_timestamp() AND d.pgt_id <> ALL (_busy)
+        -- A volatile function would not be an index condition; as a subquery it is.
+        WHERE d.due_at <= (SELECT clock_timestamp()) AND d.pgt_id <> ALL (_busy)
         ORDER BY d.due_at
         LIMIT _limit
     ) AS n
-    JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
+    -- OFFSET keeps it a look-up for each row instead of a scan of the whole graph.
+    CROSS JOIN LATERAL (SELECT * FROM _sluice.graph AS o WHERE o.pgt_id = n.pgt_id OFFSET 0) AS g
     ORDER BY g.depth, n.due_at, n.pgt_id
 $$;
 COMMENT ON FUNCTION _sluice.due_nodes(integer, bigint[]) IS
@@ -1504,12 +1928,13 @@ RETURNS TABLE (due jsonb, wait_seconds double precision)
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.release_gated();
     SELECT
         (SELECT jsonb_agg(to_jsonb(d)) FROM _sluice.due_nodes(_limit, _busy) AS d),
         (
             SELECT extract(epoch FROM n.due_at - clock_timestamp())
             FROM _sluice.node AS n
-            WHERE n.due_at > clock_timestamp()
+            WHERE n.due_at > (SELECT clock_timestamp())
             ORDER BY n.due_at
             LIMIT 1
         )
@@ -1571,9 +1996,12 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH old AS (
         SELECT h.run_id FROM _sluice.history AS h
-        WHERE h.ended_at < clock_timestamp() - make_interval(secs => _sluice.setting('history_retention')::double precision)
+        -- As a subquery the bound is an index condition.
+        WHERE h.ended_at < (
+            SELECT clock_timestamp() - make_interval(secs => _sluice.setting('history_retention')::double precision)
+        )
         ORDER BY h.ended_at
-        LIMIT _sluice.setting('maintenance_batch')::integer
+        LIMIT (SELECT _sluice.setting('maintenance_batch')::integer)
     ), deleted AS (
         DELETE FROM _sluice.history AS h USING old WHERE h.run_id = old.run_id RETURNING 1
     )
@@ -1616,34 +2044,98 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_barrier CONSTANT text := 'sluice_run_as_' || _owner;
+    v_signature CONSTANT text := format('pg_temp.%I(text, text, boolean)', v_barrier);
+    v_cursors CONSTANT text[] := ARRAY(SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable);
+    v_cursor text;
     v_count bigint;
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = _owner) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object', MESSAGE = format('role with OID %s does not exist', _owner);
+    END IF;
     -- The owner may alter what it owns, so the function is looked at before each use.
     PERFORM FROM pg_proc AS p
-    WHERE p.pronamespace = pg_my_temp_schema()
-        AND p.proname = v_barrier
+    WHERE p.oid = to_regprocedure(v_signature)
         AND p.proowner = _owner
         AND p.prosecdef
         AND p.prosrc = _sluice.barrier_body()
         AND p.proconfig IS NULL
-        AND p.pronargs = 3
         AND p.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql');
     IF NOT FOUND THEN
-        EXECUTE format('DROP FUNCTION IF EXISTS pg_temp.%I(text, text, boolean)', v_barrier);
+        IF to_regprocedure(v_signature) IS NOT NULL THEN
+            EXECUTE 'DROP FUNCTION ' || v_signature;
+        END IF;
         EXECUTE format(
-            'CREATE FUNCTION pg_temp.%I(text, text, boolean) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS %L',
-            v_barrier, _sluice.barrier_body()
+            'CREATE FUNCTION %s RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS %L',
+            v_signature, _sluice.barrier_body()
         );
-        EXECUTE format('REVOKE ALL ON FUNCTION pg_temp.%I(text, text, boolean) FROM PUBLIC', v_barrier);
-        EXECUTE format('ALTER FUNCTION pg_temp.%I(text, text, boolean) OWNER TO %s', v_barrier, _owner::regrole);
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_signature);
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %s', v_signature, _owner::regrole);
     END IF;
-    EXECUTE format('SELECT pg_temp.%I($1, $2, $3)', v_barrier)
+    EXECUTE format('SELECT pg_temp.%I($1::text, $2::text, $3::boolean)', v_barrier)
     INTO v_count USING _command, _search_path, _gives_count;
+    -- The owner's SQL can have left any search_path, and with it any operator: pin it again.
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    -- A cursor WITH HOLD is read to its end at commit, with the session's rights.
+    FOR v_cursor IN
+        SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable AND c.name <> ALL (v_cursors)
+    LOOP
+        EXECUTE format('CLOSE %I', v_cursor);
+    END LOOP;
     RETURN v_count;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.run_as(oid, text, text, boolean) IS
-    'Executes SQL with exactly the rights of a role: inside a SECURITY DEFINER function that the role owns, SET ROLE and SET SESSION AUTHORIZATION are refused. The function is temporary, one for a session and owner. The SQL can leave any search_path behind';
+    'Executes SQL with exactly the rights of a role: inside a SECURITY DEFINER function that the role owns, SET ROLE and SET SESSION AUTHORIZATION are refused. The function is temporary, one for a session and owner. A caller that goes on in the transaction pins search_path again, and seals the transaction before it commits it with more rights than the role''s';
+
+CREATE FUNCTION _sluice.seal(_owner oid)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _owner) THEN
+        -- The commit has no more rights than the owner.
+        RETURN;
+    END IF;
+    IF EXISTS (
+        SELECT FROM pg_trigger AS t
+        JOIN pg_class AS c ON c.oid = t.tgrelid AND c.relnamespace = pg_my_temp_schema()
+        WHERE t.tgdeferrable
+    ) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'feature_not_supported',
+            MESSAGE = 'a run must not leave deferrable constraints on temporary tables';
+    END IF;
+    PERFORM pg_catalog.set_config('transaction_read_only', 'on', true);
+    PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.seal(oid) IS
+    'The last thing before a run commits. A trigger that was deferred, and ran in run_as, can have deferred further ones. Those run here, with the owner''s rights, in a transaction that takes no more writes: so none is left for the commit, which has the session''s rights. Temporary tables stay writable, hence none with deferrable triggers may be there';
+
+CREATE FUNCTION _sluice.refresh_stream_table(_node _sluice.node, _owner oid)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET standard_conforming_strings = on
+SET extra_float_digits = 1
+AS $$
+BEGIN
+    IF _sluice.column_signature(_node.relid) <> _node.column_signature THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('columns of stream table %s were changed', _node.relid),
+            DETAIL = format('They were %s, and are %s.', _node.column_signature, _sluice.column_signature(_node.relid)),
+            HINT = 'Drop the stream table and create it with the query that you want; columns can be renamed.';
+    END IF;
+    RETURN _sluice.run_as(
+        _owner, 'pg_catalog, pg_temp', _sluice.difference_statement(_node.relid, _node.query), true
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.refresh_stream_table(_sluice.node, oid) IS
+    'Makes a stream table equal to its query, with the owner''s rights, under the settings that its stored query was written with; gives the number of rows that it deleted and inserted';
 
 CREATE FUNCTION _sluice.refresh_matview(_relid regclass, _concurrently boolean)
 RETURNS text
@@ -1690,6 +2182,35 @@ $$;
 COMMENT ON FUNCTION _sluice.record_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
     'The history row of a run that ended without an error';
 
+CREATE FUNCTION _sluice.skips(_run_id uuid, _node _sluice.node, _due_at timestamptz, _attempt integer)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_reason text;
+BEGIN
+    IF _node.kind = 'job' AND EXISTS (
+        SELECT FROM _sluice.history AS h
+        WHERE h.pgt_id = _node.pgt_id AND h.due_at = _due_at AND h.kind = 'job'
+            AND h.outcome IN ('succeeded', 'no_change')
+    ) THEN
+        v_reason := 'duplicate';
+    ELSIF EXISTS (SELECT FROM _sluice.watermark_group) AND _sluice.group_out_of_step(_node.pgt_id) IS NOT NULL THEN
+        v_reason := 'gated';
+        PERFORM _sluice.gate_node(_node.pgt_id, _due_at);
+    ELSE
+        RETURN false;
+    END IF;
+    PERFORM _sluice.record_run(
+        _run_id, _node, NULL, 'skipped', _attempt, _due_at, clock_timestamp(), NULL, v_reason
+    );
+    RETURN true;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.skips(uuid, _sluice.node, timestamptz, integer) IS
+    'Whether a fire is skipped, which it then records: a job''s that is on record already (duplicate), or one whose sources are out of step (gated)';
+
 CREATE FUNCTION _sluice.perform(
     _run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer, _reason text, _session_owner oid,
     OUT outcome text, OUT rows_changed bigint, OUT session_owner oid
@@ -1715,28 +2236,19 @@ BEGIN
             MESSAGE = format('relation with OID %s does not exist', v_node.relid::oid),
             HINT = 'Drop the node with sluice.drop_stream_table() or sluice.unschedule().';
     END IF;
-    IF _session_owner <> session_owner AND v_node.kind <> 'matview' THEN
+    IF _session_owner <> session_owner THEN
         -- The session has run another owner's SQL and is not clean.
         outcome := 'unclean';
         RETURN;
     END IF;
-    IF v_node.kind = 'job' AND EXISTS (
-        SELECT FROM _sluice.history AS h
-        WHERE h.pgt_id = _pgt_id AND h.due_at = _due_at AND h.kind = 'job' AND h.outcome IN ('succeeded', 'no_change')
-    ) THEN
+    IF _reason IS DISTINCT FROM 'manual' AND _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
         outcome := 'skipped';
-        PERFORM _sluice.record_run(
-            _run_id, v_node, NULL, outcome, _attempt, _due_at, v_started_at, NULL, 'duplicate'
-        );
         RETURN;
     END IF;
 
     CASE v_node.kind
         WHEN 'stream_table' THEN
-            rows_changed := _sluice.run_as(
-                session_owner, 'pg_catalog, pg_temp',
-                _sluice.difference_statement(v_node.relid, v_node.query), true
-            );
+            rows_changed := _sluice.refresh_stream_table(v_node, session_owner);
             v_mode := 'full';
         WHEN 'matview' THEN
             v_mode := _sluice.refresh_matview(v_node.relid, v_node.concurrently);
@@ -1744,7 +2256,6 @@ BEGIN
             rows_changed := _sluice.run_as(session_owner, v_node.job_search_path, v_node.command, false);
             v_mode := 'transactional';
     END CASE;
-    -- The owner's SQL can have left any search_path, and with it any operator: pin it again.
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
     outcome := CASE WHEN v_node.kind = 'stream_table' AND rows_changed = 0 THEN 'no_change' ELSE 'succeeded' END;
@@ -1754,7 +2265,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.perform(uuid, bigint, timestamptz, integer, text, oid) IS
-    'One run, in the caller''s transaction: takes the node''s lock, executes with the owner''s rights, writes history and clears the errors. "unclean": the session was used by another owner, nothing was done. Errors of the SQL pass through';
+    'One run, in the caller''s transaction: takes the node''s lock, executes with the owner''s rights, writes history and clears the errors. "unclean": the session was used by another owner, nothing was done. A leader then calls _sluice.seal() and commits. Errors of the SQL pass through';
 
 CREATE FUNCTION _sluice.finish_run(
     _run_id uuid, _node _sluice.node, _mode text, _outcome text, _attempt integer, _due_at timestamptz,
@@ -1770,6 +2281,9 @@ BEGIN
         consecutive_errors = 0,
         status = CASE WHEN n.status = 'needs_init' THEN 'active' ELSE n.status END
     WHERE n.pgt_id = _node.pgt_id;
+    IF EXISTS (SELECT FROM _sluice.watermark) THEN
+        PERFORM _sluice.record_baseline(_node.pgt_id);
+    END IF;
     PERFORM _sluice.record_run(
         _run_id, _node, _mode, _outcome, _attempt, _due_at, _started_at, _rows, _reason
     );
@@ -1778,22 +2292,25 @@ $$;
 COMMENT ON FUNCTION _sluice.finish_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
     'A success, on the node and in history';
 
-CREATE FUNCTION _sluice.top_level_command(_pgt_id bigint, _due_at timestamptz)
+CREATE FUNCTION _sluice.top_level_command(_run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer)
 RETURNS TABLE (command text, search_path text, owner_name text, is_superuser boolean)
-LANGUAGE sql STABLE
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT n.command, n.job_search_path, r.rolname, r.rolsuper
-    FROM _sluice.node AS n
-    JOIN pg_roles AS r ON r.oid = n.job_owner
-    WHERE n.pgt_id = _pgt_id
-        AND NOT EXISTS (
-            SELECT FROM _sluice.history AS h
-            WHERE h.pgt_id = _pgt_id AND h.due_at = _due_at AND h.kind = 'job' AND h.outcome IN ('succeeded', 'no_change')
-        )
+DECLARE
+    v_node _sluice.node%ROWTYPE;
+BEGIN
+    SELECT * INTO v_node FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id;
+    IF FOUND AND NOT _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
+        RETURN QUERY
+        SELECT v_node.command, v_node.job_search_path, r.rolname::text, r.rolsuper
+        FROM pg_roles AS r
+        WHERE r.oid = v_node.job_owner;
+    END IF;
+END;
 $$;
-COMMENT ON FUNCTION _sluice.top_level_command(bigint, timestamptz) IS
-    'What a job with transactional => false executes, and as whom; no row when that fire is on record already or the job is gone';
+COMMENT ON FUNCTION _sluice.top_level_command(uuid, bigint, timestamptz, integer) IS
+    'What a job with transactional => false executes, and as whom; no row when the fire is skipped or the job is gone';
 
 CREATE FUNCTION _sluice.failures(_pgt_id bigint)
 RETURNS integer
@@ -1877,10 +2394,9 @@ COMMENT ON FUNCTION _sluice.record_failure(uuid, bigint, timestamptz, integer, t
 
 -- sql/requests.sql
 
--- The one door from users' rights to the private tables. A user inserts a command into this view; the
--- column "caller" takes its default, which the server evaluates as the inserting role, and nobody has
--- the privilege to give it another value. So the trigger, which runs with the extension's rights,
--- knows who asks and can't be lied to; inside a SECURITY DEFINER function nothing else would tell it.
+-- The one door from users' rights to the private tables. A user inserts a command into this view. The
+-- first trigger runs with the user's rights and stamps the row with who that is, whatever was given;
+-- the second runs with the extension's rights, where nothing else would tell it who asks.
 --
 -- What a command does is in _sluice.do_<command>(caller, arguments). A caller needs EXECUTE on the
 -- public function of that name.
@@ -1888,8 +2404,19 @@ COMMENT ON FUNCTION _sluice.record_failure(uuid, bigint, timestamptz, integer, t
 CREATE VIEW _sluice.request AS
 SELECT NULL::text AS command, NULL::jsonb AS arguments, NULL::jsonb AS result, NULL::name AS caller
 WHERE false;
-ALTER VIEW _sluice.request ALTER COLUMN caller SET DEFAULT CURRENT_USER;
 COMMENT ON VIEW _sluice.request IS 'Insert a command as its caller; RETURNING result gives its result';
+
+CREATE FUNCTION _sluice.stamp_caller()
+RETURNS trigger
+LANGUAGE plpgsql SECURITY INVOKER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.caller := CURRENT_USER;
+    RETURN NEW;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.stamp_caller() IS 'Writes down the role that inserts; must stay SECURITY INVOKER';
 
 CREATE FUNCTION _sluice.handle_request()
 RETURNS trigger
@@ -1919,7 +2446,10 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.handle_request() IS 'Checks the caller''s privilege and carries the command out';
 
-CREATE TRIGGER handle_request INSTEAD OF INSERT ON _sluice.request
+-- Triggers of one event fire in the order of their names.
+CREATE TRIGGER a_stamp_caller INSTEAD OF INSERT ON _sluice.request
+    FOR EACH ROW EXECUTE FUNCTION _sluice.stamp_caller();
+CREATE TRIGGER b_handle_request INSTEAD OF INSERT ON _sluice.request
     FOR EACH ROW EXECUTE FUNCTION _sluice.handle_request();
 
 CREATE FUNCTION _sluice.owns(_caller name, _owner oid)
@@ -1930,6 +2460,21 @@ AS $$
     SELECT COALESCE(pg_has_role(_caller, _owner, 'USAGE'), false)
 $$;
 COMMENT ON FUNCTION _sluice.owns(name, oid) IS 'Whether a role has the rights of an owner';
+
+CREATE FUNCTION _sluice.relation_of(_name text)
+RETURNS bigint
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    RETURN pg_catalog.to_regclass(_name)::oid::bigint;
+EXCEPTION
+    -- A job's name need not be an identifier.
+    WHEN syntax_error OR invalid_name OR feature_not_supported OR invalid_parameter_value THEN
+        RETURN NULL;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.relation_of(text) IS
+    'The OID of the relation of that name in the caller''s search_path, hence without a pinned one; NULL when there is none';
 
 CREATE FUNCTION _sluice.find_node(_arguments jsonb)
 RETURNS _sluice.node
@@ -2131,11 +2676,11 @@ BEGIN
     PERFORM _sluice.begin_definition();
     PERFORM _sluice.check_owned_relation(_caller, v_relid);
     INSERT INTO _sluice.node AS n (
-        kind, relid, query, refresh_mode, mode_reason, schedule, anchor, priority,
+        kind, relid, query, column_signature, refresh_mode, mode_reason, schedule, anchor, priority,
         lock_timeout, refresh_timeout, status, last_success_at
     )
     VALUES (
-        'stream_table', v_relid, _arguments ->> 'query',
+        'stream_table', v_relid, _arguments ->> 'query', _sluice.column_signature(v_relid),
         _arguments ->> 'refresh_mode', 'incremental refresh is not available in this version',
         _arguments ->> 'schedule', clock_timestamp(), (_arguments ->> 'priority')::integer,
         (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
@@ -2166,7 +2711,7 @@ RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('create_stream_table', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', name, 'query', query, 'schedule', schedule, 'refresh_mode', refresh_mode,
         'initialize', initialize, 'priority', priority,
         'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
@@ -2226,7 +2771,7 @@ RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('alter_stream_table', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', name, 'query', query, 'schedule', schedule, 'refresh_mode', refresh_mode,
         'priority', priority, 'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
     )))
@@ -2278,12 +2823,35 @@ RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('drop_stream_table', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'), 'name', name, 'cascade', "cascade"
+        'session', _sluice.session_settings(), 'name', name, 'cascade', "cascade"
     )))
 $$;
 COMMENT ON FUNCTION sluice.drop_stream_table(text, boolean) IS
 'Drops a stream table and its definition; its history stays.
 cascade: also drop the stream tables that read it, and what DROP TABLE … CASCADE drops. Only for the owner of all of them. Locks: as DROP TABLE.';
+
+CREATE FUNCTION _sluice.changeable_settings()
+RETURNS jsonb
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_object_agg(s.name, s.setting || COALESCE(s.unit, ''))
+    FROM pg_settings AS s
+    WHERE s.context IN ('user', 'superuser') AND s.name !~ '^(search_path|transaction_.*)$'
+$$;
+COMMENT ON FUNCTION _sluice.changeable_settings() IS
+    'The settings that SQL of another owner could change in this session; search_path aside, which every function of ours pins for itself';
+
+CREATE FUNCTION _sluice.restore_settings(_settings jsonb)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT set_config(e.key, e.value, false)
+    FROM jsonb_each_text(_settings) AS e
+    JOIN jsonb_each_text(_sluice.changeable_settings()) AS now ON now.key = e.key AND now.value <> e.value
+$$;
+COMMENT ON FUNCTION _sluice.restore_settings(jsonb) IS 'Puts settings back that differ from the argument';
 
 CREATE FUNCTION _sluice.do_refresh_stream_table(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -2292,11 +2860,12 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_node CONSTANT _sluice.node := _sluice.find_own_node(_caller, _arguments);
+    v_settings jsonb;
     v_outcome text;
 BEGIN
     -- The lock first: a drain that is requested from here on waits for it, and an earlier one is seen.
     PERFORM pg_advisory_xact_lock(_sluice.lock_class('node'), v_node.pgt_id::integer);
-    IF NOT (_arguments ->> 'force')::boolean AND _sluice.control_database() IS NOT NULL
+    IF NOT COALESCE((_arguments ->> 'force')::boolean, false) AND _sluice.control_database() IS NOT NULL
         AND (_sluice.control('drain_in_force', jsonb_build_object('_db_oid', _sluice.database_oid())))::boolean
     THEN
         RAISE EXCEPTION USING
@@ -2304,22 +2873,34 @@ BEGIN
             MESSAGE = format('cannot refresh stream table "%s" while the database drains or is drained', _arguments ->> 'name'),
             HINT = 'End the drain with sluice.resume(), or pass force => true.';
     END IF;
+    v_settings := _sluice.changeable_settings();
     SELECT p.outcome INTO v_outcome
     FROM _sluice.perform(gen_random_uuid(), v_node.pgt_id, clock_timestamp(), 1, 'manual', NULL) AS p;
+    PERFORM _sluice.restore_settings(v_settings);
     RETURN to_jsonb(v_outcome);
 END;
 $$;
 
 CREATE FUNCTION sluice.refresh_stream_table(name text, force boolean DEFAULT false)
 RETURNS text
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+    v_path CONSTANT text := pg_catalog.current_setting('search_path');
+    v_outcome text;
+BEGIN
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('refresh_stream_table', pg_catalog.jsonb_build_object(
         'kinds', ARRAY['stream_table'], 'name', name,
-        'relid', pg_catalog.to_regclass(name)::oid::bigint, 'force', force
+        'relid', _sluice.relation_of(name), 'force', force
     ))
-    RETURNING result OPERATOR(pg_catalog.#>>) '{}'
+    RETURNING result OPERATOR(pg_catalog.#>>) '{}' INTO v_outcome;
+    -- The owner's functions may have changed it; no pinned function can put it back.
+    IF pg_catalog.textne(v_path, pg_catalog.current_setting('search_path')) THEN
+        PERFORM pg_catalog.set_config('search_path', v_path, false);
+    END IF;
+    RETURN v_outcome;
+END;
 $$;
 COMMENT ON FUNCTION sluice.refresh_stream_table(text, boolean) IS
 'Refreshes a stream table now, in the caller''s transaction and with its owner''s rights; returns the outcome.
@@ -2357,7 +2938,7 @@ DECLARE
 BEGIN
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('explain_stream_table', pg_catalog.jsonb_build_object(
-        'kinds', ARRAY['stream_table'], 'name', name, 'relid', pg_catalog.to_regclass(name)::oid::bigint
+        'kinds', ARRAY['stream_table'], 'name', name, 'relid', _sluice.relation_of(name)
     ))
     RETURNING result INTO v_result;
     RETURN QUERY
@@ -2397,7 +2978,7 @@ AS $$
         pg_catalog.jsonb_extract_path(e.value, 'pgt_id')::bigint
     FROM pg_catalog.jsonb_array_elements(_sluice.unwrap(_sluice.invoke(
         'bulk_create', pg_catalog.jsonb_build_object(
-            'search_path', pg_catalog.current_setting('search_path'), 'definitions', definitions
+            'session', _sluice.session_settings(), 'definitions', definitions
         )
     ))) AS e
 $$;
@@ -2415,10 +2996,12 @@ BEGIN
     DELETE FROM _sluice.node AS n
     USING pg_event_trigger_dropped_objects() AS o
     WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND n.relid = o.objid;
+    IF FOUND THEN
+        PERFORM _sluice.settle('{}', true);
+    END IF;
 END;
 $$;
 CREATE EVENT TRIGGER sluice_forget_dropped_relations ON sql_drop
-    WHEN TAG IN ('DROP TABLE', 'DROP MATERIALIZED VIEW', 'DROP SCHEMA', 'DROP OWNED', 'DROP VIEW', 'DROP FUNCTION', 'DROP TYPE', 'DROP EXTENSION')
     EXECUTE FUNCTION _sluice.forget_dropped_relations();
 
 -- sql/matviews.sql
@@ -2477,7 +3060,7 @@ RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('schedule_refresh', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', matview, 'schedule', schedule, 'concurrently', "concurrently", 'priority', priority,
         'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
     )))::bigint
@@ -2508,6 +3091,14 @@ BEGIN
             MESSAGE = format('job "%s" already exists', v_name),
             DETAIL = 'It belongs to another role.';
     END IF;
+    IF _arguments ->> 'watermark_group' IS NOT NULL
+        AND NOT EXISTS (SELECT FROM _sluice.watermark_group AS g WHERE g.name = _arguments ->> 'watermark_group')
+    THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object',
+            MESSAGE = format('watermark group "%s" does not exist', _arguments ->> 'watermark_group'),
+            HINT = 'Create it with sluice.create_watermark_group().';
+    END IF;
     IF NOT (_arguments ->> 'transactional')::boolean
         AND NOT (SELECT r.rolsuper FROM pg_roles AS r WHERE r.rolname = _caller)
     THEN
@@ -2515,20 +3106,21 @@ BEGIN
     END IF;
     INSERT INTO _sluice.node AS n (
         kind, job_name, job_owner, job_search_path, command, transactional, schedule, anchor,
-        catch_up, priority, lock_timeout, refresh_timeout
+        catch_up, priority, lock_timeout, refresh_timeout, watermark_group
     )
     VALUES (
-        'job', v_name, quote_ident(_caller)::regrole, _arguments ->> 'search_path', _arguments ->> 'command',
+        'job', v_name, quote_ident(_caller)::regrole, _arguments #>> '{session,search_path}', _arguments ->> 'command',
         (_arguments ->> 'transactional')::boolean, _arguments ->> 'schedule', clock_timestamp(),
         (_arguments ->> 'catch_up')::integer, (_arguments ->> 'priority')::integer,
-        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
+        _arguments ->> 'watermark_group'
     )
     ON CONFLICT (job_name) DO UPDATE
     SET job_owner = EXCLUDED.job_owner, job_search_path = EXCLUDED.job_search_path,
         command = EXCLUDED.command, transactional = EXCLUDED.transactional,
         schedule = EXCLUDED.schedule, anchor = EXCLUDED.anchor, catch_up = EXCLUDED.catch_up,
         priority = EXCLUDED.priority, lock_timeout = EXCLUDED.lock_timeout,
-        refresh_timeout = EXCLUDED.refresh_timeout,
+        refresh_timeout = EXCLUDED.refresh_timeout, watermark_group = EXCLUDED.watermark_group,
         status = CASE WHEN n.status = 'quarantined' THEN 'active' ELSE n.status END
     RETURNING n.pgt_id INTO v_pgt_id;
     PERFORM _sluice.close_alert('quarantined', v_pgt_id);
@@ -2545,21 +3137,23 @@ CREATE FUNCTION sluice.schedule(
     catch_up integer DEFAULT 1,
     priority integer DEFAULT 0,
     lock_timeout interval DEFAULT NULL,
-    refresh_timeout interval DEFAULT NULL
+    refresh_timeout interval DEFAULT NULL,
+    watermark_group text DEFAULT NULL
 )
 RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('schedule', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', job_name, 'schedule', schedule, 'command', command, 'transactional', transactional,
         'catch_up', catch_up, 'priority', priority,
-        'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
+        'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout,
+        'watermark_group', watermark_group
     )))::bigint
 $$;
-COMMENT ON FUNCTION sluice.schedule(text, text, text, boolean, integer, integer, interval, interval) IS
+COMMENT ON FUNCTION sluice.schedule(text, text, text, boolean, integer, integer, interval, interval, text) IS
 'Runs SQL on a schedule, with the caller''s rights and search_path; called again it changes the job. Returns its pgt_id.
-transactional: the command runs in one transaction with its history row, exactly once for each fire. false: at top level, for VACUUM, CALL with COMMIT and the like, at least once; for an owner who is no superuser the server must let the scheduler connect as that role. catch_up: how many missed fires run after downtime, the latest ones. priority: -100 to 100. lock_timeout, refresh_timeout: for this job instead of the settings.';
+transactional: the command runs in one transaction with its history row, exactly once for each fire. false: at top level, for VACUUM, CALL with COMMIT and the like, at least once; for an owner who is no superuser the server must let the scheduler connect as that role. catch_up: how many missed fires run after downtime, the latest ones. priority: -100 to 100. lock_timeout, refresh_timeout: for this job instead of the settings. watermark_group: runs only while that group''s sources are in step.';
 
 CREATE FUNCTION _sluice.do_unschedule(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -2589,7 +3183,7 @@ AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('unschedule', pg_catalog.jsonb_build_object(
         'kinds', ARRAY['job', 'matview'], 'name', job_name,
-        'relid', pg_catalog.to_regclass(job_name)::oid::bigint
+        'relid', _sluice.relation_of(job_name)
     ))
     RETURNING result::boolean
 $$;
@@ -2640,7 +3234,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('run_now', pg_catalog.jsonb_build_object(
-        'name', name, 'relid', pg_catalog.to_regclass(name)::oid::bigint
+        'name', name, 'relid', _sluice.relation_of(name)
     ))
     RETURNING (result OPERATOR(pg_catalog.#>>) '{}')::uuid
 $$;
@@ -2672,7 +3266,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('reset', pg_catalog.jsonb_build_object(
-        'name', name, 'relid', pg_catalog.to_regclass(name)::oid::bigint
+        'name', name, 'relid', _sluice.relation_of(name)
     ))
 $$;
 COMMENT ON FUNCTION sluice.reset(text) IS
@@ -2725,15 +3319,54 @@ $$;
 COMMENT ON FUNCTION sluice.preflight() IS
 'Everything that start() needs, one row each: pg_cron, its version and mode, the connections it and the scheduler make, settings that would end a long session. Changes nothing.';
 
+CREATE TABLE _sluice.home (
+    singleton boolean NOT NULL DEFAULT true
+        CONSTRAINT home_pkey PRIMARY KEY
+        CONSTRAINT home_singleton_check CHECK (singleton),
+    db_oid oid NOT NULL
+);
+COMMENT ON TABLE _sluice.home IS 'The database that the nodes, their errors and their history belong to';
+
+CREATE FUNCTION _sluice.rehome()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_former oid;
+BEGIN
+    SELECT h.db_oid INTO v_former FROM _sluice.home AS h FOR UPDATE;
+    IF v_former = _sluice.database_oid() THEN
+        RETURN;
+    END IF;
+    INSERT INTO _sluice.home (db_oid) VALUES (_sluice.database_oid())
+    ON CONFLICT (singleton) DO UPDATE SET db_oid = EXCLUDED.db_oid;
+    IF v_former IS NOT NULL THEN
+        -- A copy made from a template: what its original went through is not its own.
+        DELETE FROM _sluice.history;
+        DELETE FROM _sluice.alert;
+        DELETE FROM _sluice.baseline;
+        UPDATE _sluice.node AS n
+        SET consecutive_errors = 0, retry_at = NULL, retry_of = NULL, gated_since = NULL,
+            last_run_at = NULL, last_outcome = NULL,
+            status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END;
+        PERFORM _sluice.settle(ARRAY(SELECT n.pgt_id FROM _sluice.node AS n), true);
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.rehome() IS
+    'Makes the nodes this database''s own; in a copy of a member it clears the errors, alerts and history of the original and starts new grids';
+
 CREATE FUNCTION sluice.start()
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.rehome();
     SELECT _sluice.unwrap(_sluice.invoke_privileged('start', jsonb_build_object('user', session_user)))
 $$;
 COMMENT ON FUNCTION sluice.start() IS
-'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. An error names the first failed check of preflight().';
+'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it makes the nodes its own: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight().';
 
 CREATE FUNCTION sluice.stop()
 RETURNS void
@@ -2789,6 +3422,7 @@ RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.check_setting('drain_timeout', timeout::text, true);
     SELECT _sluice.unwrap(_sluice.invoke_privileged('drain', jsonb_build_object(
         'seconds', COALESCE(extract(epoch FROM timeout), _sluice.setting('drain_timeout')),
         'cluster', "cluster", 'wait', wait, 'user', session_user
@@ -2873,7 +3507,7 @@ BEGIN
     END IF;
     RETURN (
         SELECT COALESCE(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
-            'name', n, 'relid', pg_catalog.to_regclass(n)::oid::bigint
+            'name', n, 'relid', _sluice.relation_of(n)
         )), '[]')
         FROM pg_catalog.unnest(_nodes) AS n
     );
@@ -2887,6 +3521,7 @@ RETURNS jsonb
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.check_setting('pause_timeout', _arguments ->> 'timeout', true);
     SELECT _sluice.unwrap(_sluice.invoke_privileged('pause', jsonb_build_object(
         'nodes', _sluice.find_nodes(_arguments),
         'seconds', COALESCE(extract(epoch FROM (_arguments ->> 'timeout')::interval), _sluice.setting('pause_timeout')),
@@ -3083,7 +3718,8 @@ COMMENT ON FUNCTION _sluice.health_of(oid) IS 'What the control database knows o
 CREATE VIEW sluice.nodes AS
 SELECT
     n.pgt_id,
-    COALESCE(n.job_name, n.relid::text) AS name,
+    -- As history, queue and alerts have it.
+    COALESCE(n.job_name, format('%I.%I', s.nspname, c.relname) COLLATE "default") AS name,
     n.kind,
     n.schedule,
     CASE n.kind
@@ -3103,7 +3739,8 @@ SELECT
     g.upstream
 FROM _sluice.node AS n
 LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
-LEFT JOIN pg_class AS c ON c.oid = n.relid;
+LEFT JOIN pg_class AS c ON c.oid = n.relid
+LEFT JOIN pg_namespace AS s ON s.oid = c.relnamespace;
 COMMENT ON VIEW sluice.nodes IS
     'What is scheduled in this database. lag: the age of what a stream table or materialized view shows. upstream: the pgt_ids of the nodes that it reads';
 
@@ -3150,5 +3787,7 @@ GRANT EXECUTE ON FUNCTION _sluice.unwrap(jsonb) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.load_package() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.package_directory() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.name_nodes(text[]) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION _sluice.relation_of(text) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION _sluice.session_settings() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.setting(text) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.check_setting(text, text, boolean) TO PUBLIC;

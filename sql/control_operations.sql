@@ -24,6 +24,7 @@ RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.check_setting('drain_timeout', timeout::text, true);
     SELECT _sluice.unwrap(_sluice.invoke_privileged('drain', jsonb_build_object(
         'seconds', COALESCE(extract(epoch FROM timeout), _sluice.setting('drain_timeout')),
         'cluster', "cluster", 'wait', wait, 'user', session_user
@@ -108,7 +109,7 @@ BEGIN
     END IF;
     RETURN (
         SELECT COALESCE(pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
-            'name', n, 'relid', pg_catalog.to_regclass(n)::oid::bigint
+            'name', n, 'relid', _sluice.relation_of(n)
         )), '[]')
         FROM pg_catalog.unnest(_nodes) AS n
     );
@@ -122,6 +123,7 @@ RETURNS jsonb
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT _sluice.check_setting('pause_timeout', _arguments ->> 'timeout', true);
     SELECT _sluice.unwrap(_sluice.invoke_privileged('pause', jsonb_build_object(
         'nodes', _sluice.find_nodes(_arguments),
         'seconds', COALESCE(extract(epoch FROM (_arguments ->> 'timeout')::interval), _sluice.setting('pause_timeout')),

@@ -36,7 +36,7 @@ BEGIN
         catch_up, priority, lock_timeout, refresh_timeout, watermark_group
     )
     VALUES (
-        'job', v_name, quote_ident(_caller)::regrole, _arguments ->> 'search_path', _arguments ->> 'command',
+        'job', v_name, quote_ident(_caller)::regrole, _arguments #>> '{session,search_path}', _arguments ->> 'command',
         (_arguments ->> 'transactional')::boolean, _arguments ->> 'schedule', clock_timestamp(),
         (_arguments ->> 'catch_up')::integer, (_arguments ->> 'priority')::integer,
         (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
@@ -71,7 +71,7 @@ RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('schedule', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', job_name, 'schedule', schedule, 'command', command, 'transactional', transactional,
         'catch_up', catch_up, 'priority', priority,
         'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout,
@@ -110,7 +110,7 @@ AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('unschedule', pg_catalog.jsonb_build_object(
         'kinds', ARRAY['job', 'matview'], 'name', job_name,
-        'relid', pg_catalog.to_regclass(job_name)::oid::bigint
+        'relid', _sluice.relation_of(job_name)
     ))
     RETURNING result::boolean
 $$;

@@ -52,7 +52,7 @@ RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('schedule_refresh', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', matview, 'schedule', schedule, 'concurrently', "concurrently", 'priority', priority,
         'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
     )))::bigint

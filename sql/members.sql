@@ -51,6 +51,8 @@ AS $$
 BEGIN
     PERFORM _sluice.close_gate();
     DELETE FROM _sluice.member AS m WHERE m.db_oid = _db_oid;
+    PERFORM _sluice.close_database_alerts(_db_oid);
+    PERFORM _sluice.close_alert('spawn_failed', NULL, _sluice.database_name(_db_oid));
     DELETE FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued';
     IF NOT EXISTS (SELECT FROM _sluice.member) THEN
         PERFORM cron.unschedule(j.jobid) FROM cron.job AS j
@@ -93,6 +95,16 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database; NULL when it is gone';
 
+CREATE FUNCTION _sluice.close_database_alerts(_db_oid oid)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.close_alert(e.event, NULL, _sluice.database_name(_db_oid))
+    FROM unnest(ARRAY['database_failed', 'database_version_mismatch']) AS e (event)
+$$;
+COMMENT ON FUNCTION _sluice.close_database_alerts(oid) IS 'The database is scheduled again, or needs not be any more';
+
 CREATE FUNCTION _sluice.record_tick(_epoch bigint, _db_oid oid, _milliseconds double precision)
 RETURNS void
 LANGUAGE plpgsql
@@ -100,9 +112,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
-    PERFORM _sluice.close_alert('database_' || m.state, NULL, _sluice.database_name(_db_oid))
+    PERFORM _sluice.close_database_alerts(_db_oid)
     FROM _sluice.member AS m
-    WHERE m.db_oid = _db_oid AND m.state IN ('failed', 'version_mismatch');
+    WHERE m.db_oid = _db_oid AND m.state <> 'scheduled';
     UPDATE _sluice.member AS m
     SET state = 'scheduled', last_tick_at = clock_timestamp(), last_tick_ms = _milliseconds,
         failures = 0, error = NULL

@@ -40,7 +40,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('run_now', pg_catalog.jsonb_build_object(
-        'name', name, 'relid', pg_catalog.to_regclass(name)::oid::bigint
+        'name', name, 'relid', _sluice.relation_of(name)
     ))
     RETURNING (result OPERATOR(pg_catalog.#>>) '{}')::uuid
 $$;
@@ -72,7 +72,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('reset', pg_catalog.jsonb_build_object(
-        'name', name, 'relid', pg_catalog.to_regclass(name)::oid::bigint
+        'name', name, 'relid', _sluice.relation_of(name)
     ))
 $$;
 COMMENT ON FUNCTION sluice.reset(text) IS

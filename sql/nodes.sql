@@ -10,6 +10,8 @@ CREATE TABLE _sluice.node (
     job_search_path text,
     -- A stream table's defining query in canonical form; a job's command.
     query text,
+    -- The table's columns when it was created.
+    column_signature text,
     command text,
     transactional boolean NOT NULL DEFAULT true,
     "concurrently" boolean NOT NULL DEFAULT true,
@@ -76,6 +78,21 @@ CREATE TABLE _sluice.graph (
 COMMENT ON TABLE _sluice.graph IS
     'Derived from node and dependency by _sluice.rebuild_graph(). A table of its own, so that defining a node in a long transaction locks no row that runs of other nodes write';
 SELECT pg_catalog.pg_extension_config_dump('_sluice.graph', '');
+
+CREATE FUNCTION _sluice.column_signature(_relid regclass)
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT string_agg(
+        format('%s %s%s', a.attnum, format_type(a.atttypid, a.atttypmod), ' collation ' || NULLIF(a.attcollation, 0)::regcollation),
+        ', ' ORDER BY a.attnum
+    )
+    FROM pg_attribute AS a
+    WHERE a.attrelid = _relid AND a.attnum > 0 AND NOT a.attisdropped
+$$;
+COMMENT ON FUNCTION _sluice.column_signature(regclass) IS
+    'The columns of a table by number, type and collation: what must not change under a stream table, unlike their names';
 
 CREATE FUNCTION _sluice.node_name(_node _sluice.node)
 RETURNS text

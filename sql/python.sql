@@ -33,10 +33,27 @@ $$;
 COMMENT ON FUNCTION _sluice.load_package() IS
     'Puts the package of the installed version in front of sys.path; refuses a session that has loaded another version';
 
+CREATE FUNCTION _sluice.session_settings()
+RETURNS jsonb
+LANGUAGE sql STABLE
+AS $$
+    SELECT pg_catalog.jsonb_object_agg(s, pg_catalog.current_setting(s))
+    FROM pg_catalog.unnest(ARRAY[
+        'search_path', 'DateStyle', 'IntervalStyle', 'standard_conforming_strings'
+    ]) AS s
+$$;
+COMMENT ON FUNCTION _sluice.session_settings() IS
+    'The settings that decide what the caller''s SQL text means, hence with none of them pinned';
+
 CREATE FUNCTION _sluice.invoke(_function text, _arguments jsonb)
 RETURNS jsonb
 LANGUAGE plpython3u
 SET search_path = pg_catalog, pg_temp
+SET DateStyle = 'ISO, MDY'
+SET IntervalStyle = 'postgres'
+SET standard_conforming_strings = on
+SET extra_float_digits = 1
+SET quote_all_identifiers = off
 AS $$
 plpy.execute("SELECT _sluice.load_package()")
 from pg_sluice.backend import entry
@@ -44,7 +61,7 @@ from pg_sluice.backend import entry
 return entry.invoke(plpy, entry.CALLER, _function, _arguments)
 $$;
 COMMENT ON FUNCTION _sluice.invoke(text, jsonb) IS
-    'Runs a function of the package with the caller''s rights; gives {"value": …} or {"error": …} for _sluice.unwrap';
+    'Runs a function of the package with the caller''s rights, under the settings that make what it stores mean the same everywhere; gives {"value": …} or {"error": …} for _sluice.unwrap';
 
 CREATE FUNCTION _sluice.invoke_privileged(_function text, _arguments jsonb)
 RETURNS jsonb

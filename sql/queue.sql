@@ -38,14 +38,22 @@ RETURNS TABLE (pgt_id bigint, run_id uuid)
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO _sluice.queue AS q (db_oid, pgt_id, name, priority, rank, upstream, due_at, attempt, reason, options)
-    SELECT _db_oid, r.pgt_id, r.name, r.priority,
-        clock_timestamp() - r.priority * interval '10 s', r.upstream, r.due_at, r.attempt, r.reason, r.options
-    FROM jsonb_to_recordset(_runs) AS r (
+    INSERT INTO _sluice.queue AS q (
+        db_oid, pgt_id, name, priority, rank, upstream, due_at, attempt, reason, options
+    )
+    SELECT _db_oid, r.pgt_id, r.name, r.priority, now() - r.priority * interval '10 s', r.upstream,
+        r.due_at, r.attempt, r.reason, r.options
+    FROM ROWS FROM (jsonb_to_recordset(_runs) AS (
         pgt_id bigint, name text, priority integer, upstream bigint[],
         due_at timestamptz, attempt integer, reason text, options jsonb
+    )) WITH ORDINALITY AS r (
+        pgt_id, name, priority, upstream, due_at, attempt, reason, options, position
     )
-    ORDER BY r.due_at
+    WHERE NOT EXISTS (
+        SELECT FROM _sluice.queue AS live WHERE live.db_oid = _db_oid AND live.pgt_id = r.pgt_id
+    )
+    -- In the order of the tick, upstream first: it is the order in line.
+    ORDER BY r.position
     LIMIT greatest(0, _sluice.setting('max_queue_depth')
         - (SELECT count(*) FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued'))
     ON CONFLICT ON CONSTRAINT queue_node_key DO NOTHING
@@ -143,21 +151,20 @@ $$;
 COMMENT ON FUNCTION _sluice.queued_by_database() IS 'Counted from the tables, so that it can''t drift';
 
 CREATE FUNCTION _sluice.waiting_databases()
-RETURNS SETOF oid
+RETURNS TABLE (db_oid oid, runs bigint)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT m.db_oid
-    FROM _sluice.member AS m
-    WHERE NOT _sluice.drain_in_force(m.db_oid)
-        AND EXISTS (
-            SELECT FROM _sluice.queue AS q
-            WHERE q.db_oid = m.db_oid AND q.state = 'queued'
-                AND NOT EXISTS (SELECT FROM _sluice.pause AS p WHERE p.db_oid = q.db_oid AND p.pgt_id = q.pgt_id)
-        )
+    SELECT q.db_oid, count(*)
+    FROM _sluice.queue AS q
+    JOIN _sluice.member AS m ON m.db_oid = q.db_oid
+    WHERE q.state = 'queued'
+        AND NOT EXISTS (SELECT FROM _sluice.pause AS p WHERE p.db_oid = q.db_oid AND p.pgt_id = q.pgt_id)
+        AND NOT EXISTS (SELECT FROM _sluice.drain AS d WHERE d.db_oid IN (0, q.db_oid))
+    GROUP BY q.db_oid
 $$;
 COMMENT ON FUNCTION _sluice.waiting_databases() IS
-    'Members with queued runs that neither a drain nor a pause holds back';
+    'Members with queued runs that neither a drain nor a pause holds back, and how many';
 
 CREATE FUNCTION _sluice.orphaned_runs(_epoch bigint)
 RETURNS TABLE (run_id uuid, db_oid oid, pgt_id bigint, name text, due_at timestamptz, attempt integer, started_at timestamptz)

@@ -1,7 +1,6 @@
--- The one door from users' rights to the private tables. A user inserts a command into this view; the
--- column "caller" takes its default, which the server evaluates as the inserting role, and nobody has
--- the privilege to give it another value. So the trigger, which runs with the extension's rights,
--- knows who asks and can't be lied to; inside a SECURITY DEFINER function nothing else would tell it.
+-- The one door from users' rights to the private tables. A user inserts a command into this view. The
+-- first trigger runs with the user's rights and stamps the row with who that is, whatever was given;
+-- the second runs with the extension's rights, where nothing else would tell it who asks.
 --
 -- What a command does is in _sluice.do_<command>(caller, arguments). A caller needs EXECUTE on the
 -- public function of that name.
@@ -9,8 +8,19 @@
 CREATE VIEW _sluice.request AS
 SELECT NULL::text AS command, NULL::jsonb AS arguments, NULL::jsonb AS result, NULL::name AS caller
 WHERE false;
-ALTER VIEW _sluice.request ALTER COLUMN caller SET DEFAULT CURRENT_USER;
 COMMENT ON VIEW _sluice.request IS 'Insert a command as its caller; RETURNING result gives its result';
+
+CREATE FUNCTION _sluice.stamp_caller()
+RETURNS trigger
+LANGUAGE plpgsql SECURITY INVOKER
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.caller := CURRENT_USER;
+    RETURN NEW;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.stamp_caller() IS 'Writes down the role that inserts; must stay SECURITY INVOKER';
 
 CREATE FUNCTION _sluice.handle_request()
 RETURNS trigger
@@ -40,7 +50,10 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.handle_request() IS 'Checks the caller''s privilege and carries the command out';
 
-CREATE TRIGGER handle_request INSTEAD OF INSERT ON _sluice.request
+-- Triggers of one event fire in the order of their names.
+CREATE TRIGGER a_stamp_caller INSTEAD OF INSERT ON _sluice.request
+    FOR EACH ROW EXECUTE FUNCTION _sluice.stamp_caller();
+CREATE TRIGGER b_handle_request INSTEAD OF INSERT ON _sluice.request
     FOR EACH ROW EXECUTE FUNCTION _sluice.handle_request();
 
 CREATE FUNCTION _sluice.owns(_caller name, _owner oid)
@@ -51,6 +64,21 @@ AS $$
     SELECT COALESCE(pg_has_role(_caller, _owner, 'USAGE'), false)
 $$;
 COMMENT ON FUNCTION _sluice.owns(name, oid) IS 'Whether a role has the rights of an owner';
+
+CREATE FUNCTION _sluice.relation_of(_name text)
+RETURNS bigint
+LANGUAGE plpgsql STABLE
+AS $$
+BEGIN
+    RETURN pg_catalog.to_regclass(_name)::oid::bigint;
+EXCEPTION
+    -- A job's name need not be an identifier.
+    WHEN syntax_error OR invalid_name OR feature_not_supported OR invalid_parameter_value THEN
+        RETURN NULL;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.relation_of(text) IS
+    'The OID of the relation of that name in the caller''s search_path, hence without a pinned one; NULL when there is none';
 
 CREATE FUNCTION _sluice.find_node(_arguments jsonb)
 RETURNS _sluice.node

@@ -31,34 +31,98 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_barrier CONSTANT text := 'sluice_run_as_' || _owner;
+    v_signature CONSTANT text := format('pg_temp.%I(text, text, boolean)', v_barrier);
+    v_cursors CONSTANT text[] := ARRAY(SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable);
+    v_cursor text;
     v_count bigint;
 BEGIN
+    IF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = _owner) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object', MESSAGE = format('role with OID %s does not exist', _owner);
+    END IF;
     -- The owner may alter what it owns, so the function is looked at before each use.
     PERFORM FROM pg_proc AS p
-    WHERE p.pronamespace = pg_my_temp_schema()
-        AND p.proname = v_barrier
+    WHERE p.oid = to_regprocedure(v_signature)
         AND p.proowner = _owner
         AND p.prosecdef
         AND p.prosrc = _sluice.barrier_body()
         AND p.proconfig IS NULL
-        AND p.pronargs = 3
         AND p.prolang = (SELECT l.oid FROM pg_language AS l WHERE l.lanname = 'plpgsql');
     IF NOT FOUND THEN
-        EXECUTE format('DROP FUNCTION IF EXISTS pg_temp.%I(text, text, boolean)', v_barrier);
+        IF to_regprocedure(v_signature) IS NOT NULL THEN
+            EXECUTE 'DROP FUNCTION ' || v_signature;
+        END IF;
         EXECUTE format(
-            'CREATE FUNCTION pg_temp.%I(text, text, boolean) RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS %L',
-            v_barrier, _sluice.barrier_body()
+            'CREATE FUNCTION %s RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER AS %L',
+            v_signature, _sluice.barrier_body()
         );
-        EXECUTE format('REVOKE ALL ON FUNCTION pg_temp.%I(text, text, boolean) FROM PUBLIC', v_barrier);
-        EXECUTE format('ALTER FUNCTION pg_temp.%I(text, text, boolean) OWNER TO %s', v_barrier, _owner::regrole);
+        EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_signature);
+        EXECUTE format('ALTER FUNCTION %s OWNER TO %s', v_signature, _owner::regrole);
     END IF;
-    EXECUTE format('SELECT pg_temp.%I($1, $2, $3)', v_barrier)
+    EXECUTE format('SELECT pg_temp.%I($1::text, $2::text, $3::boolean)', v_barrier)
     INTO v_count USING _command, _search_path, _gives_count;
+    -- The owner's SQL can have left any search_path, and with it any operator: pin it again.
+    PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
+    -- A cursor WITH HOLD is read to its end at commit, with the session's rights.
+    FOR v_cursor IN
+        SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable AND c.name <> ALL (v_cursors)
+    LOOP
+        EXECUTE format('CLOSE %I', v_cursor);
+    END LOOP;
     RETURN v_count;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.run_as(oid, text, text, boolean) IS
-    'Executes SQL with exactly the rights of a role: inside a SECURITY DEFINER function that the role owns, SET ROLE and SET SESSION AUTHORIZATION are refused. The function is temporary, one for a session and owner. The SQL can leave any search_path behind';
+    'Executes SQL with exactly the rights of a role: inside a SECURITY DEFINER function that the role owns, SET ROLE and SET SESSION AUTHORIZATION are refused. The function is temporary, one for a session and owner. A caller that goes on in the transaction pins search_path again, and seals the transaction before it commits it with more rights than the role''s';
+
+CREATE FUNCTION _sluice.seal(_owner oid)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF (SELECT r.rolsuper FROM pg_roles AS r WHERE r.oid = _owner) THEN
+        -- The commit has no more rights than the owner.
+        RETURN;
+    END IF;
+    IF EXISTS (
+        SELECT FROM pg_trigger AS t
+        JOIN pg_class AS c ON c.oid = t.tgrelid AND c.relnamespace = pg_my_temp_schema()
+        WHERE t.tgdeferrable
+    ) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'feature_not_supported',
+            MESSAGE = 'a run must not leave deferrable constraints on temporary tables';
+    END IF;
+    PERFORM pg_catalog.set_config('transaction_read_only', 'on', true);
+    PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.seal(oid) IS
+    'The last thing before a run commits. A trigger that was deferred, and ran in run_as, can have deferred further ones. Those run here, with the owner''s rights, in a transaction that takes no more writes: so none is left for the commit, which has the session''s rights. Temporary tables stay writable, hence none with deferrable triggers may be there';
+
+CREATE FUNCTION _sluice.refresh_stream_table(_node _sluice.node, _owner oid)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET standard_conforming_strings = on
+SET extra_float_digits = 1
+AS $$
+BEGIN
+    IF _sluice.column_signature(_node.relid) <> _node.column_signature THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('columns of stream table %s were changed', _node.relid),
+            DETAIL = format('They were %s, and are %s.', _node.column_signature, _sluice.column_signature(_node.relid)),
+            HINT = 'Drop the stream table and create it with the query that you want; columns can be renamed.';
+    END IF;
+    RETURN _sluice.run_as(
+        _owner, 'pg_catalog, pg_temp', _sluice.difference_statement(_node.relid, _node.query), true
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.refresh_stream_table(_sluice.node, oid) IS
+    'Makes a stream table equal to its query, with the owner''s rights, under the settings that its stored query was written with; gives the number of rows that it deleted and inserted';
 
 CREATE FUNCTION _sluice.refresh_matview(_relid regclass, _concurrently boolean)
 RETURNS text
@@ -159,7 +223,7 @@ BEGIN
             MESSAGE = format('relation with OID %s does not exist', v_node.relid::oid),
             HINT = 'Drop the node with sluice.drop_stream_table() or sluice.unschedule().';
     END IF;
-    IF _session_owner <> session_owner AND v_node.kind <> 'matview' THEN
+    IF _session_owner <> session_owner THEN
         -- The session has run another owner's SQL and is not clean.
         outcome := 'unclean';
         RETURN;
@@ -171,10 +235,7 @@ BEGIN
 
     CASE v_node.kind
         WHEN 'stream_table' THEN
-            rows_changed := _sluice.run_as(
-                session_owner, 'pg_catalog, pg_temp',
-                _sluice.difference_statement(v_node.relid, v_node.query), true
-            );
+            rows_changed := _sluice.refresh_stream_table(v_node, session_owner);
             v_mode := 'full';
         WHEN 'matview' THEN
             v_mode := _sluice.refresh_matview(v_node.relid, v_node.concurrently);
@@ -182,7 +243,6 @@ BEGIN
             rows_changed := _sluice.run_as(session_owner, v_node.job_search_path, v_node.command, false);
             v_mode := 'transactional';
     END CASE;
-    -- The owner's SQL can have left any search_path, and with it any operator: pin it again.
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
 
     outcome := CASE WHEN v_node.kind = 'stream_table' AND rows_changed = 0 THEN 'no_change' ELSE 'succeeded' END;
@@ -192,7 +252,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.perform(uuid, bigint, timestamptz, integer, text, oid) IS
-    'One run, in the caller''s transaction: takes the node''s lock, executes with the owner''s rights, writes history and clears the errors. "unclean": the session was used by another owner, nothing was done. Errors of the SQL pass through';
+    'One run, in the caller''s transaction: takes the node''s lock, executes with the owner''s rights, writes history and clears the errors. "unclean": the session was used by another owner, nothing was done. A leader then calls _sluice.seal() and commits. Errors of the SQL pass through';
 
 CREATE FUNCTION _sluice.finish_run(
     _run_id uuid, _node _sluice.node, _mode text, _outcome text, _attempt integer, _due_at timestamptz,

@@ -174,6 +174,11 @@ BEGIN
                 (a.pid = s.pid AND a.backend_start = s.backend_start)
                 OR a.application_name = _sluice.worker_application_name(s.nonce)
             )
+        ) OR (
+            a.application_name LIKE 'pg\_sluice worker %' AND NOT EXISTS (
+                SELECT FROM _sluice.slot AS s
+                WHERE a.application_name = _sluice.worker_application_name(s.nonce)
+            )
         ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::bigint < _epoch
     );
 END;
@@ -191,10 +196,19 @@ DECLARE
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     DELETE FROM _sluice.slot AS s
-    WHERE (s.state = 'live' OR s.deadline < clock_timestamp()) AND _sluice.slot_is_gone(s);
+    WHERE _sluice.slot_is_gone(s) AND (
+        s.state = 'live'
+        -- The present leader itself frees what it reserved. A former one's reservation can belong to a
+        -- session that is still starting: such a one has no row in pg_stat_activity yet, but a lock.
+        OR (s.epoch < _epoch AND s.deadline < clock_timestamp() AND NOT EXISTS (
+            SELECT FROM pg_locks AS l
+            WHERE l.locktype = 'virtualxid'
+                AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = l.pid)
+        ))
+    );
     GET DIAGNOSTICS v_freed = ROW_COUNT;
     RETURN v_freed;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.reconcile_slots(bigint) IS
-    'Frees live slots whose backend is gone and overdue reservations that no backend carries';
+    'Frees live slots whose backend is gone, and overdue reservations of former leaders that no backend carries while none is starting';

@@ -60,11 +60,11 @@ BEGIN
     PERFORM _sluice.begin_definition();
     PERFORM _sluice.check_owned_relation(_caller, v_relid);
     INSERT INTO _sluice.node AS n (
-        kind, relid, query, refresh_mode, mode_reason, schedule, anchor, priority,
+        kind, relid, query, column_signature, refresh_mode, mode_reason, schedule, anchor, priority,
         lock_timeout, refresh_timeout, status, last_success_at
     )
     VALUES (
-        'stream_table', v_relid, _arguments ->> 'query',
+        'stream_table', v_relid, _arguments ->> 'query', _sluice.column_signature(v_relid),
         _arguments ->> 'refresh_mode', 'incremental refresh is not available in this version',
         _arguments ->> 'schedule', clock_timestamp(), (_arguments ->> 'priority')::integer,
         (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
@@ -95,7 +95,7 @@ RETURNS bigint
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('create_stream_table', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', name, 'query', query, 'schedule', schedule, 'refresh_mode', refresh_mode,
         'initialize', initialize, 'priority', priority,
         'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
@@ -155,7 +155,7 @@ RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('alter_stream_table', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'),
+        'session', _sluice.session_settings(),
         'name', name, 'query', query, 'schedule', schedule, 'refresh_mode', refresh_mode,
         'priority', priority, 'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
     )))
@@ -207,12 +207,35 @@ RETURNS void
 LANGUAGE sql VOLATILE
 AS $$
     SELECT _sluice.unwrap(_sluice.invoke('drop_stream_table', pg_catalog.jsonb_build_object(
-        'search_path', pg_catalog.current_setting('search_path'), 'name', name, 'cascade', "cascade"
+        'session', _sluice.session_settings(), 'name', name, 'cascade', "cascade"
     )))
 $$;
 COMMENT ON FUNCTION sluice.drop_stream_table(text, boolean) IS
 'Drops a stream table and its definition; its history stays.
 cascade: also drop the stream tables that read it, and what DROP TABLE … CASCADE drops. Only for the owner of all of them. Locks: as DROP TABLE.';
+
+CREATE FUNCTION _sluice.changeable_settings()
+RETURNS jsonb
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_object_agg(s.name, s.setting || COALESCE(s.unit, ''))
+    FROM pg_settings AS s
+    WHERE s.context IN ('user', 'superuser') AND s.name !~ '^(search_path|transaction_.*)$'
+$$;
+COMMENT ON FUNCTION _sluice.changeable_settings() IS
+    'The settings that SQL of another owner could change in this session; search_path aside, which every function of ours pins for itself';
+
+CREATE FUNCTION _sluice.restore_settings(_settings jsonb)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT set_config(e.key, e.value, false)
+    FROM jsonb_each_text(_settings) AS e
+    JOIN jsonb_each_text(_sluice.changeable_settings()) AS now ON now.key = e.key AND now.value <> e.value
+$$;
+COMMENT ON FUNCTION _sluice.restore_settings(jsonb) IS 'Puts settings back that differ from the argument';
 
 CREATE FUNCTION _sluice.do_refresh_stream_table(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -221,11 +244,12 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_node CONSTANT _sluice.node := _sluice.find_own_node(_caller, _arguments);
+    v_settings jsonb;
     v_outcome text;
 BEGIN
     -- The lock first: a drain that is requested from here on waits for it, and an earlier one is seen.
     PERFORM pg_advisory_xact_lock(_sluice.lock_class('node'), v_node.pgt_id::integer);
-    IF NOT (_arguments ->> 'force')::boolean AND _sluice.control_database() IS NOT NULL
+    IF NOT COALESCE((_arguments ->> 'force')::boolean, false) AND _sluice.control_database() IS NOT NULL
         AND (_sluice.control('drain_in_force', jsonb_build_object('_db_oid', _sluice.database_oid())))::boolean
     THEN
         RAISE EXCEPTION USING
@@ -233,22 +257,34 @@ BEGIN
             MESSAGE = format('cannot refresh stream table "%s" while the database drains or is drained', _arguments ->> 'name'),
             HINT = 'End the drain with sluice.resume(), or pass force => true.';
     END IF;
+    v_settings := _sluice.changeable_settings();
     SELECT p.outcome INTO v_outcome
     FROM _sluice.perform(gen_random_uuid(), v_node.pgt_id, clock_timestamp(), 1, 'manual', NULL) AS p;
+    PERFORM _sluice.restore_settings(v_settings);
     RETURN to_jsonb(v_outcome);
 END;
 $$;
 
 CREATE FUNCTION sluice.refresh_stream_table(name text, force boolean DEFAULT false)
 RETURNS text
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql VOLATILE
 AS $$
+DECLARE
+    v_path CONSTANT text := pg_catalog.current_setting('search_path');
+    v_outcome text;
+BEGIN
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('refresh_stream_table', pg_catalog.jsonb_build_object(
         'kinds', ARRAY['stream_table'], 'name', name,
-        'relid', pg_catalog.to_regclass(name)::oid::bigint, 'force', force
+        'relid', _sluice.relation_of(name), 'force', force
     ))
-    RETURNING result OPERATOR(pg_catalog.#>>) '{}'
+    RETURNING result OPERATOR(pg_catalog.#>>) '{}' INTO v_outcome;
+    -- The owner's functions may have changed it; no pinned function can put it back.
+    IF pg_catalog.textne(v_path, pg_catalog.current_setting('search_path')) THEN
+        PERFORM pg_catalog.set_config('search_path', v_path, false);
+    END IF;
+    RETURN v_outcome;
+END;
 $$;
 COMMENT ON FUNCTION sluice.refresh_stream_table(text, boolean) IS
 'Refreshes a stream table now, in the caller''s transaction and with its owner''s rights; returns the outcome.
@@ -286,7 +322,7 @@ DECLARE
 BEGIN
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('explain_stream_table', pg_catalog.jsonb_build_object(
-        'kinds', ARRAY['stream_table'], 'name', name, 'relid', pg_catalog.to_regclass(name)::oid::bigint
+        'kinds', ARRAY['stream_table'], 'name', name, 'relid', _sluice.relation_of(name)
     ))
     RETURNING result INTO v_result;
     RETURN QUERY
@@ -326,7 +362,7 @@ AS $$
         pg_catalog.jsonb_extract_path(e.value, 'pgt_id')::bigint
     FROM pg_catalog.jsonb_array_elements(_sluice.unwrap(_sluice.invoke(
         'bulk_create', pg_catalog.jsonb_build_object(
-            'search_path', pg_catalog.current_setting('search_path'), 'definitions', definitions
+            'session', _sluice.session_settings(), 'definitions', definitions
         )
     ))) AS e
 $$;
@@ -344,8 +380,10 @@ BEGIN
     DELETE FROM _sluice.node AS n
     USING pg_event_trigger_dropped_objects() AS o
     WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND n.relid = o.objid;
+    IF FOUND THEN
+        PERFORM _sluice.settle('{}', true);
+    END IF;
 END;
 $$;
 CREATE EVENT TRIGGER sluice_forget_dropped_relations ON sql_drop
-    WHEN TAG IN ('DROP TABLE', 'DROP MATERIALIZED VIEW', 'DROP SCHEMA', 'DROP OWNED', 'DROP VIEW', 'DROP FUNCTION', 'DROP TYPE', 'DROP EXTENSION')
     EXECUTE FUNCTION _sluice.forget_dropped_relations();

@@ -31,11 +31,13 @@ AS $$
         _sluice.run_options(n)
     FROM (
         SELECT * FROM _sluice.node AS d
-        WHERE d.due_at <= clock_timestamp() AND d.pgt_id <> ALL (_busy)
+        -- A volatile function would not be an index condition; as a subquery it is.
+        WHERE d.due_at <= (SELECT clock_timestamp()) AND d.pgt_id <> ALL (_busy)
         ORDER BY d.due_at
         LIMIT _limit
     ) AS n
-    JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
+    -- OFFSET keeps it a look-up for each row instead of a scan of the whole graph.
+    CROSS JOIN LATERAL (SELECT * FROM _sluice.graph AS o WHERE o.pgt_id = n.pgt_id OFFSET 0) AS g
     ORDER BY g.depth, n.due_at, n.pgt_id
 $$;
 COMMENT ON FUNCTION _sluice.due_nodes(integer, bigint[]) IS
@@ -52,7 +54,7 @@ AS $$
         (
             SELECT extract(epoch FROM n.due_at - clock_timestamp())
             FROM _sluice.node AS n
-            WHERE n.due_at > clock_timestamp()
+            WHERE n.due_at > (SELECT clock_timestamp())
             ORDER BY n.due_at
             LIMIT 1
         )
@@ -114,9 +116,12 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH old AS (
         SELECT h.run_id FROM _sluice.history AS h
-        WHERE h.ended_at < clock_timestamp() - make_interval(secs => _sluice.setting('history_retention')::double precision)
+        -- As a subquery the bound is an index condition.
+        WHERE h.ended_at < (
+            SELECT clock_timestamp() - make_interval(secs => _sluice.setting('history_retention')::double precision)
+        )
         ORDER BY h.ended_at
-        LIMIT _sluice.setting('maintenance_batch')::integer
+        LIMIT (SELECT _sluice.setting('maintenance_batch')::integer)
     ), deleted AS (
         DELETE FROM _sluice.history AS h USING old WHERE h.run_id = old.run_id RETURNING 1
     )

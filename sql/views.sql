@@ -3,7 +3,8 @@
 CREATE VIEW sluice.nodes AS
 SELECT
     n.pgt_id,
-    COALESCE(n.job_name, n.relid::text) AS name,
+    -- As history, queue and alerts have it.
+    COALESCE(n.job_name, format('%I.%I', s.nspname, c.relname) COLLATE "default") AS name,
     n.kind,
     n.schedule,
     CASE n.kind
@@ -23,7 +24,8 @@ SELECT
     g.upstream
 FROM _sluice.node AS n
 LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
-LEFT JOIN pg_class AS c ON c.oid = n.relid;
+LEFT JOIN pg_class AS c ON c.oid = n.relid
+LEFT JOIN pg_namespace AS s ON s.oid = c.relnamespace;
 COMMENT ON VIEW sluice.nodes IS
     'What is scheduled in this database. lag: the age of what a stream table or materialized view shows. upstream: the pgt_ids of the nodes that it reads';
 

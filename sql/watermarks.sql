@@ -164,7 +164,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('advance_watermark', pg_catalog.jsonb_build_object(
-        'name', source, 'relid', pg_catalog.to_regclass(source)::oid::bigint, 'watermark', watermark
+        'name', source, 'relid', _sluice.relation_of(source), 'watermark', watermark
     ))
 $$;
 COMMENT ON FUNCTION sluice.advance_watermark(text, timestamptz) IS

@@ -105,6 +105,8 @@ def pause(plpy: Plpy, arguments: dict[str, Any]) -> str:
     """See sluice.pause()."""
     db_oid = _where(plpy)["db_oid"]
     pgt_ids = [node["pgt_id"] for node in arguments["nodes"]]
+    if not pgt_ids:
+        return "paused"
     with connected(plpy) as control:
         added = control.call(
             "request_pause",

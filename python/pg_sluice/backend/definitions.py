@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,27 @@ from .plpy_types import Plpy, rows, value
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PINNED = "pg_catalog, pg_temp"
-_DEFINITION = "pg_temp.sluice_definition"
+_PINNED = {
+    "search_path": "pg_catalog, pg_temp",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "standard_conforming_strings": "on",
+}
+"""What `_sluice.invoke` runs under; see there."""
+_INVALID_CURSOR_DEFINITION = "42P11"
+_DEFAULTS: dict[str, Any] = {
+    "name": None,
+    "query": None,
+    "schedule": "@every 1m",
+    "refresh_mode": "auto",
+    "initialize": True,
+    "priority": 0,
+    "lock_timeout": None,
+    "refresh_timeout": None,
+}
+"""The arguments of create_stream_table(), for what a definition of bulk_create() leaves out."""
+_TYPES = {"initialize": (bool, "true or false"), "priority": (int, "a whole number")}
+_DEFINITION = 'pg_temp."pg_sluice: definition"'
 
 
 @dataclass(frozen=True)
@@ -32,17 +50,14 @@ def create_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> int:
     """See sluice.create_stream_table()."""
     _check_node_options(plpy, arguments, mode=True)
     _require(arguments, "name", "query", "schedule", "refresh_mode", "initialize", "priority")
-    path = arguments["search_path"]
-    with _search_path(plpy, path):
-        table = _quoted_name(plpy, arguments["name"])
+    with _as_caller(plpy, arguments["session"]):
+        table = _new_table(plpy, arguments["name"])
         _define_view(plpy, arguments["query"])
     definition = _read_definition(plpy)
-    with _search_path(plpy, path):
-        plpy.execute(
-            f"CREATE TABLE {table} AS TABLE {_DEFINITION}"
-            f" WITH {'' if arguments['initialize'] else 'NO '}DATA"
-        )
-        relid = value(plpy, "SELECT $1::regclass::oid::bigint", ["text"], [table])
+    plpy.execute(
+        f"CREATE TABLE {table} AS TABLE {_DEFINITION}"
+        f" WITH {'' if arguments['initialize'] else 'NO '}DATA"
+    )
     plpy.execute(f"DROP VIEW {_DEFINITION}")
     return int(
         _request(
@@ -50,7 +65,7 @@ def create_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> int:
             "create_stream_table",
             {
                 **_stored_options(arguments),
-                "relid": relid,
+                "relid": _existing(plpy, table),
                 "query": definition.query,
                 "sources": definition.sources,
                 "initialize": arguments["initialize"],
@@ -64,8 +79,7 @@ def alter_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> None:
     """See sluice.alter_stream_table()."""
     _check_node_options(plpy, arguments, mode=True)
     _require(arguments, "name")
-    path = arguments["search_path"]
-    with _search_path(plpy, path):
+    with _as_caller(plpy, arguments["session"]):
         relid = _relation(plpy, arguments["name"])
     stored: dict[str, Any] = {
         **_stored_options(arguments),
@@ -74,10 +88,10 @@ def alter_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> None:
         "relid": relid,
     }
     if arguments["query"] is not None and relid is not None:
-        with _search_path(plpy, path):
+        with _as_caller(plpy, arguments["session"]):
             _define_view(plpy, arguments["query"])
         definition = _read_definition(plpy)
-        if _columns(plpy, _relation(plpy, _DEFINITION)) != _columns(plpy, relid):
+        if _columns(plpy, _existing(plpy, _DEFINITION)) != _columns(plpy, relid):
             raise errors.columns_differ(arguments["name"])
         plpy.execute(f"DROP VIEW {_DEFINITION}")
         stored |= {
@@ -90,7 +104,7 @@ def alter_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> None:
 def drop_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> None:
     """See sluice.drop_stream_table()."""
     _require(arguments, "name", "cascade")
-    with _search_path(plpy, arguments["search_path"]):
+    with _as_caller(plpy, arguments["session"]):
         relid = _relation(plpy, arguments["name"])
     found = _request(
         plpy,
@@ -116,26 +130,12 @@ def bulk_create(plpy: Plpy, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(definitions, list) or not all(isinstance(d, dict) for d in definitions):
         raise errors.invalid_argument("definitions must be an array of objects")
     _check_limit(plpy, "too many definitions", len(definitions), "max_bulk_definitions")
-    options: dict[str, Any] = {
-        "name": None,
-        "query": None,
-        "schedule": "@every 1m",
-        "refresh_mode": "auto",
-        "initialize": True,
-        "priority": 0,
-        "lock_timeout": None,
-        "refresh_timeout": None,
-    }
     created = []
     for definition in definitions:
-        if unknown := sorted(definition.keys() - options.keys()):
-            raise errors.invalid_argument(
-                f'unrecognized key "{unknown[0]}" in a definition',
-                hint=f"The keys are {', '.join(options)}.",
-            )
+        _check_definition(definition)
         pgt_id = create_stream_table(
             plpy,
-            {**options, **definition, "search_path": arguments["search_path"], "deferred": True},
+            {**_DEFAULTS, **definition, "session": arguments["session"], "deferred": True},
         )
         created.append({"name": definition["name"], "pgt_id": pgt_id})
     _request(plpy, "bulk_create", {"pgt_ids": [entry["pgt_id"] for entry in created]})
@@ -146,7 +146,7 @@ def schedule_refresh(plpy: Plpy, arguments: dict[str, Any]) -> int:
     """See sluice.schedule_refresh()."""
     _check_node_options(plpy, arguments)
     _require(arguments, "name", "schedule", "concurrently", "priority")
-    with _search_path(plpy, arguments["search_path"]):
+    with _as_caller(plpy, arguments["session"]):
         relid = _relation(plpy, arguments["name"])
     if relid is None:
         raise errors.not_relation(arguments["name"], "materialized view")
@@ -200,7 +200,7 @@ def schedule(plpy: Plpy, arguments: dict[str, Any]) -> int:
                     key: arguments[key]
                     for key in (
                         "name",
-                        "search_path",
+                        "session",
                         "command",
                         "transactional",
                         "catch_up",
@@ -210,6 +210,19 @@ def schedule(plpy: Plpy, arguments: dict[str, Any]) -> int:
             },
         )
     )
+
+
+def _check_definition(definition: dict[str, Any]) -> None:
+    for key, given in definition.items():
+        if key not in _DEFAULTS:
+            raise errors.invalid_argument(
+                f'unrecognized key "{key}" in a definition',
+                hint=f"The keys are {', '.join(_DEFAULTS)}.",
+            )
+        wanted, called = _TYPES.get(key, (str, "a string"))
+        # To Python a truth value is a number.
+        if given is not None and type(given) is not wanted:
+            raise errors.invalid_argument(f'"{key}" in a definition must be {called}')
 
 
 def _require(arguments: dict[str, Any], *names: str) -> None:
@@ -261,24 +274,45 @@ def _request(plpy: Plpy, command: str, arguments: dict[str, Any]) -> Any:
 
 
 @contextmanager
-def _search_path(plpy: Plpy, path: str) -> Iterator[None]:
-    """The caller's search_path, for what is to be understood as the caller wrote it."""
-    set_path = "SELECT pg_catalog.set_config('search_path', $1, true)"
-    rows(plpy, set_path, ["text"], [path])
+def _as_caller(plpy: Plpy, session: dict[str, str]) -> Iterator[None]:
+    """The caller's settings, for what is to be understood as the caller wrote it."""
+    _configure(plpy, session)
     yield
-    # After an error the statement is undone as a whole, and this setting with it.
-    rows(plpy, set_path, ["text"], [_PINNED])
+    # After an error the statement is undone as a whole, and these settings with it.
+    _configure(plpy, _PINNED)
+
+
+def _configure(plpy: Plpy, settings: dict[str, str]) -> None:
+    for name, setting in settings.items():
+        rows(
+            plpy,
+            "SELECT pg_catalog.set_config($1, $2, true)",
+            ["text", "text"],
+            [name, setting],
+        )
 
 
 def _relation(plpy: Plpy, name: str) -> int | None:
-    found = value(plpy, "SELECT pg_catalog.to_regclass($1)::oid::bigint", ["text"], [name])
+    found = value(plpy, "SELECT _sluice.relation_of($1)", ["text"], [name])
     return None if found is None else int(found)
 
 
-def _quoted_name(plpy: Plpy, name: str) -> str:
+def _existing(plpy: Plpy, quoted: str) -> int:
+    return int(value(plpy, "SELECT $1::regclass::oid::bigint", ["text"], [quoted]))
+
+
+def _new_table(plpy: Plpy, name: str) -> str:
+    """The quoted, qualified name of a table to create, as CREATE TABLE would take it."""
     parts = value(plpy, "SELECT pg_catalog.parse_ident($1)", ["text"], [name])
     if len(parts) > 2:
         raise errors.invalid_argument(f'improper relation name (too many dotted names): "{name}"')
+    if len(parts) == 1:
+        schema = value(plpy, "SELECT pg_catalog.current_schema()::text")
+        if schema is None:
+            raise errors.no_schema()
+        parts = [schema, *parts]
+    if parts[0].startswith("pg_temp"):
+        raise errors.unsupported_query("stream table must not be temporary")
     return ".".join(
         value(plpy, "SELECT pg_catalog.quote_ident($1)", ["text"], [part]) for part in parts
     )
@@ -288,14 +322,24 @@ def _define_view(plpy: Plpy, text: str) -> None:
     """Makes the temporary view of a query; errors speak of the user's own text."""
     _check_limit(plpy, "query is too long", len(text.encode()), "max_query_bytes")
     statement = text.strip().rstrip(";").rstrip()
-    # A cursor takes one statement that gives rows and does not start it.
-    plpy.cursor(statement).close()
-    plpy.execute(f"CREATE TEMPORARY VIEW sluice_definition AS {statement}")
+    if not statement:
+        raise errors.invalid_argument("query must not be empty")
+    try:
+        # A cursor takes one statement that gives rows and does not start it.
+        plpy.cursor(statement).close()
+    except plpy.SPIError as error:
+        if getattr(error, "sqlstate", None) != _INVALID_CURSOR_DEFINITION:
+            raise
+        raise errors.unsupported_query(
+            "query of a stream table must be a single SELECT",
+            hint="Other statements can be scheduled with sluice.schedule().",
+        ) from None
+    plpy.execute(f"CREATE TEMPORARY VIEW {_DEFINITION} AS {statement}")
 
 
 def _read_definition(plpy: Plpy) -> Definition:
     """What the server made of the view, checked for what a stream table can't have."""
-    view = int(value(plpy, "SELECT $1::regclass::oid::bigint", ["text"], [_DEFINITION]))
+    view = _existing(plpy, _DEFINITION)
     trees = [
         row["tree"]
         for row in rows(
@@ -309,17 +353,17 @@ def _read_definition(plpy: Plpy) -> Definition:
     size = query.tree_size(trees[0])
     _check_limit(plpy, "query is too large", size.nodes, "max_parse_nodes")
     _check_limit(plpy, "query is nested too deeply", size.depth, "max_parse_depth")
-    if ":rowMarks <>" not in trees[0]:
+    if any(":rowMarks (" in tree for tree in trees):
         raise errors.unsupported_query("query of a stream table must not lock rows")
     sources = _sources(plpy, view)
     _check_limit(plpy, "query reads too many relations", len(sources), "max_query_sources")
-    _refuse_temporary(plpy, sources)
+    _refuse_temporary(plpy, [view, *sources])
     _refuse_volatile(plpy, [view, *sources])
     if not _columns(plpy, view):
         raise errors.unsupported_query("stream table must have at least one column")
-    rows(plpy, "SELECT pg_catalog.set_config('search_path', '', true)")
+    _configure(plpy, {"search_path": ""})
     canonical = value(plpy, "SELECT pg_catalog.pg_get_viewdef($1)", ["oid"], [view])
-    rows(plpy, "SELECT pg_catalog.set_config('search_path', $1, true)", ["text"], [_PINNED])
+    _configure(plpy, _PINNED)
     return Definition(str(canonical).strip().rstrip(";"), sources)
 
 
@@ -349,18 +393,34 @@ def _sources(plpy: Plpy, relation: int) -> list[int]:
     ]
 
 
-def _refuse_temporary(plpy: Plpy, sources: Iterable[int]) -> None:
+def _refuse_temporary(plpy: Plpy, relations: list[int]) -> None:
+    """Nothing that ends with the session: relations, functions, types."""
     temporary = rows(
         plpy,
-        "SELECT c.oid::regclass::text AS name FROM pg_catalog.pg_class AS c"
-        " WHERE c.oid = ANY ($1::oid[]) AND c.relpersistence = 't'",
+        """
+        SELECT DISTINCT pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0) AS name
+        FROM pg_catalog.pg_rewrite AS r
+        JOIN pg_catalog.pg_depend AS d
+            ON d.classid = 'pg_catalog.pg_rewrite'::regclass AND d.objid = r.oid
+            AND d.refobjid <> r.ev_class
+        LEFT JOIN pg_catalog.pg_class AS c
+            ON d.refclassid = 'pg_catalog.pg_class'::regclass AND c.oid = d.refobjid
+        LEFT JOIN pg_catalog.pg_proc AS p
+            ON d.refclassid = 'pg_catalog.pg_proc'::regclass AND p.oid = d.refobjid
+        LEFT JOIN pg_catalog.pg_type AS t
+            ON d.refclassid = 'pg_catalog.pg_type'::regclass AND t.oid = d.refobjid
+        WHERE r.ev_class = ANY ($1::oid[])
+            AND COALESCE(c.relnamespace, p.pronamespace, t.typnamespace)
+                = pg_catalog.pg_my_temp_schema()
+        ORDER BY 1
+        """,
         ["bigint[]"],
-        [list(sources)],
+        [relations],
     )
     if temporary:
         raise errors.unsupported_query(
-            "query of a stream table must not read temporary relations",
-            detail=f"It reads {', '.join(row['name'] for row in temporary)}.",
+            "query of a stream table must not use temporary objects",
+            detail=f"It uses {', '.join(row['name'] for row in temporary)}.",
         )
 
 

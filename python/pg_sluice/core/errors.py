@@ -109,6 +109,11 @@ def not_relation(name: str, wanted: str) -> SluiceError:
     return SluiceError("42P01", f'{wanted} "{name}" does not exist')
 
 
+def no_schema() -> SluiceError:
+    """An unqualified name where the search_path has no schema to create in."""
+    return SluiceError("3F000", "no schema has been selected to create in")
+
+
 def wrong_kind(name: str, wanted: str, hint: str) -> SluiceError:
     """A relation of another kind than the function works on."""
     return SluiceError("42809", f'"{name}" is not a {wanted}', hint=hint)

@@ -70,8 +70,11 @@ class Executor:
         self._epoch = epoch
         self._database = database
         self.session = session
+        # Statements by name could be replaced by an owner's SQL, and are gone after cleaning.
+        session.connection.prepare_threshold = None
         self._owner: int | None = None
         """Whose SQL the session has run since it was clean."""
+        self._job_ran = False
 
     async def execute(self, run: Run, settings: dict[str, Any]) -> None:
         """Runs it and records how it ended. Raises SessionLost when the session ended."""
@@ -102,16 +105,26 @@ class Executor:
         # In a message of their own: a statement_timeout does nothing for the one that sets it.
         # A refresh and what it puts on record about its sources see one snapshot. Two of one node
         # meet in the node's row, and the later one fails and is tried again.
-        isolation = "READ COMMITTED" if (run.options or {}).get("job") else "REPEATABLE READ"
+        is_job = (run.options or {}).get("job", False)
+        isolation = "READ COMMITTED" if is_job else "REPEATABLE READ"
         begin = sql.SQL(f"BEGIN ISOLATION LEVEL {isolation}; ") + _set("LOCAL", limits)
+        if self._job_ran:
+            await self.clean()
         await session.connection.execute(begin)
+        # From here on the owner's SQL may have been there, however the run ends.
+        self._job_ran = is_job
         outcome, owner = await self._perform(run)
         if outcome == "unclean":
             await session.connection.execute("ROLLBACK")
-            await self._clean()
+            await self.clean()
             await session.connection.execute(begin)
+            self._job_ran = is_job
             outcome, owner = await self._perform(run)
-        await session.connection.execute("COMMIT")
+        await session.connection.execute(
+            "COMMIT"
+            if owner is None
+            else sql.SQL("SELECT _sluice.seal({}); COMMIT").format(sql.Literal(owner))
+        )
         self._owner = owner
 
     async def _perform(self, run: Run) -> tuple[str, int | None]:
@@ -147,9 +160,11 @@ class Executor:
             await session.connection.execute(command.encode(), prepare=False)
         await self.session.row("record_top_level_run", **run.key, started_at=started_at)
 
-    async def _clean(self) -> None:
+    async def clean(self) -> None:
+        """Leaves nothing of the runs so far in the session; LISTEN goes too."""
         await self.session.row("clean_session")
         self._owner = None
+        self._job_ran = False
 
     def _error_record(self, error: psycopg.Error, outcome: Outcome) -> dict[str, Any]:
         return {

@@ -23,7 +23,7 @@ WORKER_OPTIONS = "-c client_connection_check_interval=500ms"
 
 _GONE_POLL_SECONDS = 0.01
 _GONE_LIMIT_SECONDS = 5.0
-_SPAWN_BACKOFF_SECONDS = (1.0, 60.0)
+_SPAWN_BACKOFF_SECONDS = (1.0, 15.0)
 """Wait before a database is tried again in which no worker could be started: first and longest."""
 
 
@@ -160,6 +160,7 @@ class Pool:
             # Its backend is gone now, so its history is final.
             self.runs.pop(lost.failure.run.run_id, None)
             await self._leader.settle_lost(db_oid, lost.failure)
+            self.offer(db_oid)
         self._changed.set()
 
     async def _connect(self, db_oid: int, nonce: Any, application_name: str) -> Session | None:

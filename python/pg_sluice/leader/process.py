@@ -197,9 +197,11 @@ class Leader:
         await self.control.row("evict_former_sessions", epoch=self.epoch)
         await self.control.row("reconcile_slots", epoch=self.epoch)
         await self._settle_orphans()
-        for (db_oid,) in await self.control.rows("waiting_databases"):
+        for db_oid, runs in await self.control.rows("waiting_databases"):
             if self.limit > 0:
-                self.pool.offer(db_oid)
+                self.pool.offer(db_oid, runs)
+            elif db_oid in self._schedulers:
+                self._schedulers[db_oid][0].wake()
 
     async def _settle_orphans(self) -> None:
         known = {

@@ -23,7 +23,7 @@ SELECT db_oid, database FROM _sluice.members(%(epoch)s);
 
 -- name: waiting_databases
 -- Control. Members that have runs to claim.
-SELECT d FROM _sluice.waiting_databases() AS d;
+SELECT db_oid, runs FROM _sluice.waiting_databases();
 
 -- name: reconcile_slots
 -- Control. Free the slots of sessions that are gone.

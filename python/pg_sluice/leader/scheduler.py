@@ -44,12 +44,19 @@ class Scheduler:
         self.ticked = asyncio.Event()
         """Set once a tick has ended, well or not."""
         self._busy: set[int] = set()
+        self._ended: set[int] = set()
+        """Nodes whose run has ended since the last enqueue was sent."""
         self._wake = asyncio.Event()
         self._copied_settings: dict[str, Any] | None = None
         self._last_health = self._last_upkeep = float("-inf")
 
+    def wake(self) -> None:
+        """Has the next tick now."""
+        self._wake.set()
+
     def run_ended(self, pgt_id: int) -> None:
         """A run of this database has ended: a node that was due meanwhile can be queued now."""
+        self._ended.add(pgt_id)
         if pgt_id in self._busy:
             self._busy.discard(pgt_id)
             self._wake.set()
@@ -128,14 +135,18 @@ class Scheduler:
             for pgt_id, message in plan.unreadable.items():
                 await session.row("quarantine", pgt_id=pgt_id, message=message)
             if plan.runs:
+                self._ended.clear()
                 queued = await leader.control.value(
                     "enqueue", epoch=leader.epoch, db_oid=self._db_oid, runs=Jsonb(plan.runs)
                 )
+                refused = plan.moves.keys() - set(queued)
                 moves = [plan.moves[pgt_id] for pgt_id in queued]
                 if moves:
                     await session.row("advance", moves=Jsonb(moves))
                 # The others run at the moment. They stay due until their run has ended.
-                self._busy.update(plan.moves.keys() - set(queued))
+                self._busy.update(refused - self._ended)
+                if refused & self._ended:
+                    self._wake.set()
                 leader.pool.offer(self._db_oid, len(queued))
                 # The nodes that moved are due again at times that the tick has not seen.
                 soonest = min((m["next_fire_at"] for m in moves if m["next_fire_at"]), default=None)
@@ -208,6 +219,10 @@ class Scheduler:
                 slot=None,
             )
             if row is None:
+                if finished is not None:
+                    # The next tick must not meet what an owner's SQL left behind.
+                    await executor.clean()
+                    await session.row("listen")
                 return
             run = Run(*row)
             leader.pool.runs[run.run_id] = asyncio.get_running_loop().time()

@@ -1,0 +1,81 @@
+-- Pause: in the control database, and as users see it over the control connection.
+\ir setup.psql
+SELECT plan(33);
+
+SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
+CREATE FUNCTION pg_temp.nodes(VARIADIC _pgt_ids bigint[]) RETURNS jsonb LANGUAGE sql AS $$
+    SELECT jsonb_agg(jsonb_build_object('pgt_id', n, 'name', 'n' || n)) FROM unnest(_pgt_ids) AS n
+$$;
+
+-- All or none, up to a capacity
+SELECT is(_sluice.request_pause(1, pg_temp.nodes(1, 2), 'somebody'), ARRAY[1, 2]::bigint[], 'it gives what it paused');
+SELECT is(_sluice.request_pause(1, pg_temp.nodes(2, 3), 'other'), ARRAY[3]::bigint[], 'which is not what was paused before');
+SELECT is(_sluice.request_pause(1, pg_temp.nodes(2, 3), 'other'), '{}'::bigint[], 'and may be nothing');
+SELECT is(_sluice.request_pause(2, pg_temp.nodes(2), 'other'), ARRAY[2]::bigint[], 'a node of another database is another node');
+SELECT results_eq(
+    'SELECT pgt_id, name, requested_by FROM _sluice.pause WHERE db_oid = 1 ORDER BY pgt_id',
+    $$VALUES (1::bigint, 'n1', 'somebody'), (2, 'n2', 'somebody'), (3, 'n3', 'other')$$,
+    'one entry a node, under who asked first'
+);
+SELECT _sluice.store_setting('cluster', 'max_pause_entries', '4') \g /dev/null
+SELECT is(
+    pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(3, 4, 5), 'other')$$),
+    E'53400: too many paused nodes\nDETAIL: A database can have 4 paused nodes (max_pause_entries).\n'
+    'HINT: End some with sluice.unpause(), or use sluice.drain() to stop the whole database.',
+    'beyond the capacity of a database it is an error'
+);
+SELECT is((SELECT count(*) FROM _sluice.pause WHERE db_oid = 1), 3::bigint, 'and nothing of it is stored');
+SELECT is(_sluice.request_pause(1, pg_temp.nodes(4), 'other'), ARRAY[4]::bigint[], 'what fits is stored');
+SELECT is(_sluice.request_pause(1, pg_temp.nodes(1, 4), 'other'), '{}'::bigint[], 'a full database can pause again what is paused');
+SELECT is(_sluice.request_pause(2, pg_temp.nodes(1), 'other'), ARRAY[1]::bigint[], 'each database has its own capacity');
+
+-- Waiting for just these nodes
+INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at) VALUES (1, 7, 'n7', now(), now()), (1, 8, 'n8', now(), now());
+SELECT run_id FROM _sluice.next_run(:epoch, NULL, 1, NULL) \gset
+SELECT ok(NOT _sluice.pause_is_done(1, '{1,7}'), 'a pause waits for a run of its nodes');
+SELECT ok(_sluice.pause_is_done(1, '{1,8}'), 'not for one that is queued, nor for other nodes');
+SELECT ok(_sluice.pause_is_done(2, '{7}'), 'nor for other databases');
+SELECT * FROM _sluice.next_run(:epoch, :'run_id', NULL, NULL) \g /dev/null
+SELECT ok(_sluice.pause_is_done(1, '{1,7}'), 'only until it ends');
+SELECT pg_advisory_lock(_sluice.lock_class('node'), 7) \g /dev/null
+SELECT ok(
+    NOT _sluice.pause_is_done((SELECT oid FROM pg_database WHERE datname = current_database()), '{7}'), 'and for a manual refresh'
+);
+SELECT pg_advisory_unlock(_sluice.lock_class('node'), 7) \g /dev/null
+
+-- The end
+SELECT is(_sluice.end_pause(1, '{1,2,99}'), 2, 'ending gives how many were paused');
+SELECT is((SELECT string_agg(db_oid || ':' || pgt_id, ' ' ORDER BY db_oid, pgt_id) FROM _sluice.pause), '1:3 1:4 2:1 2:2', 'and ends just those');
+
+-- As users see it
+CREATE TABLE src (id integer);
+SELECT sluice.create_stream_table('t', 'SELECT id FROM src', 'manual') \g /dev/null
+SELECT sluice.create_stream_table('"Other"', 'SELECT id FROM src', 'manual') \g /dev/null
+SELECT sluice.schedule('nightly job', 'manual', 'SELECT 1') \g /dev/null
+SELECT sluice.schedule('job', 'manual', 'SELECT 1') \g /dev/null
+SELECT is(sluice.pause('{t,job}'), 'paused', 'pause(): nothing runs');
+SELECT is(sluice.pause(ARRAY['public."Other"', 't', 't']), 'paused', 'by any name, and twice the same');
+SELECT is(pg_temp.error_of($$SELECT sluice.pause('{nightly job}')$$), NULL, 'also a job whose name is no identifier');
+SELECT is(sluice.unpause(ARRAY['t', '"Other"', 'job']), 3, 'unpause(): how many were');
+SELECT is(sluice.unpause('{t}'), 0, 'none when it was not');
+SELECT is(
+    pg_temp.error_of($$SELECT sluice.pause('{t,nowhere}')$$),
+    E'42704: node "nowhere" does not exist\nHINT: The view sluice.nodes lists what is scheduled in this database.',
+    'an unknown name is an error'
+);
+SELECT is(sluice.unpause('{t}'), 0, 'and then nothing was paused');
+SELECT throws_ok('SELECT sluice.pause(NULL)', '22004', 'nodes must not be null', 'NULL for the nodes');
+SELECT throws_ok('SELECT sluice.unpause(NULL)', '22004', 'nodes must not be null', 'likewise');
+SELECT throws_ok($$SELECT sluice.pause('{t,NULL}')$$, '22004', 'name must not be null', 'NULL among the nodes');
+SELECT is(pg_temp.error_of($$SELECT sluice.pause('{}')$$), NULL, 'no nodes');
+SELECT is(
+    pg_temp.error_of('SELECT sluice.pause(array_fill(''nowhere''::text, ''{101}''))'),
+    E'54000: too many nodes: 101\nDETAIL: One call takes at most 100 (max_pause_nodes).',
+    'too many for a call, seen before any name is looked up'
+);
+SELECT throws_ok($$SELECT sluice.pause('{src}')$$, '42704', 'node "src" does not exist', 'a table that is no node');
+SELECT sluice.refresh_stream_table('t') \g /dev/null
+SELECT is(sluice.pause('{t}', '0 s'), 'pausing', 'a refresh in progress is waited for up to the timeout');
+SELECT is(sluice.unpause('{t}'), 1, 'and the pause stays in force');
+SELECT throws_ok($$SELECT sluice.pause('{t}', '-1 s')$$, '22023', NULL, 'a negative timeout is an error');
+\ir finish.psql

@@ -1,0 +1,149 @@
+-- The queue of the control database: every transition, and every one that is refused.
+\ir setup.psql
+SELECT plan(40);
+
+-- Databases of this test have OIDs that no database has.
+INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
+SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
+CREATE FUNCTION pg_temp.run(
+    _pgt_id bigint, _priority integer DEFAULT 0, _upstream bigint[] DEFAULT '{}', _due_at timestamptz DEFAULT '2024-01-01'
+)
+RETURNS jsonb LANGUAGE sql AS $$
+    SELECT jsonb_build_object('pgt_id', _pgt_id, 'name', 'n' || _pgt_id, 'priority', _priority, 'upstream', _upstream,
+        'due_at', _due_at, 'attempt', 2, 'reason', 'why', 'options', '{"lock_timeout": 1}'::jsonb)
+$$;
+CREATE FUNCTION pg_temp.enqueue(VARIADIC _runs jsonb[]) RETURNS bigint[] LANGUAGE sql AS $$
+    SELECT _sluice.enqueue((SELECT epoch FROM _sluice.lease), 1, to_jsonb(_runs))
+$$;
+CREATE FUNCTION pg_temp.id(_pgt_id bigint) RETURNS uuid LANGUAGE sql AS $$
+    SELECT run_id FROM _sluice.queue WHERE db_oid = 1 AND pgt_id = _pgt_id
+$$;
+-- The node that is claimed next, as often as there is one; it keeps running.
+CREATE FUNCTION pg_temp.claim(_finished bigint DEFAULT NULL) RETURNS bigint LANGUAGE sql AS $$
+    SELECT pgt_id FROM _sluice.next_run((SELECT epoch FROM _sluice.lease), pg_temp.id(_finished), 1, NULL)
+$$;
+CREATE FUNCTION pg_temp.clear() RETURNS void LANGUAGE sql AS 'DELETE FROM _sluice.queue; DELETE FROM _sluice.pause; DELETE FROM _sluice.drain';
+
+-- (none) -> queued
+SELECT is(pg_temp.enqueue(pg_temp.run(10), pg_temp.run(11)), ARRAY[10, 11]::bigint[], 'enqueue gives the nodes whose run was added');
+SELECT results_eq(
+    $$SELECT state, name, priority, due_at, attempt, reason, options, slot, epoch, started_at FROM _sluice.queue WHERE pgt_id = 10$$,
+    $$VALUES ('queued', 'n10', 0, timestamptz '2024-01-01', 2, 'why', '{"lock_timeout": 1}'::jsonb, NULL::integer, NULL::bigint, NULL::timestamptz)$$,
+    'a queued run'
+);
+SELECT is(pg_temp.enqueue(pg_temp.run(10), pg_temp.run(12)), ARRAY[12]::bigint[], 'a node that is queued already is not added again');
+SELECT is(_sluice.enqueue(:epoch, 2, jsonb_build_array(pg_temp.run(10))), ARRAY[10]::bigint[], 'the same number in another database is another node');
+SELECT is(_sluice.enqueue(:epoch, 1, '[]'), '{}'::bigint[], 'nothing to add');
+SELECT is(
+    pg_temp.error_of(format('SELECT _sluice.enqueue(%s, 1, jsonb_build_array(pg_temp.run(13)))', :epoch - 1)),
+    format(E'SL001: leadership lost\nDETAIL: The lease of epoch %s has ended or another leader holds it.', :epoch - 1),
+    'a former leader can''t enqueue'
+);
+
+-- queued -> running
+SELECT results_eq(
+    format('SELECT pgt_id, name, due_at, attempt, reason, options FROM _sluice.next_run(%s, NULL, 1, 7)', :epoch),
+    $$VALUES (10::bigint, 'n10', timestamptz '2024-01-01', 2, 'why', '{"lock_timeout": 1}'::jsonb)$$,
+    'a claim gives the run'
+);
+SELECT results_eq(
+    'SELECT state, slot, epoch, started_at IS NOT NULL FROM _sluice.queue WHERE db_oid = 1 AND pgt_id = 10',
+    format($$VALUES ('running', 7, %s::bigint, true)$$, :epoch),
+    'and puts down who runs it'
+);
+SELECT is(pg_temp.enqueue(pg_temp.run(10)), '{}'::bigint[], 'a node that runs is not queued');
+SELECT throws_ok(
+    format('SELECT * FROM _sluice.next_run(%s, NULL, 1, NULL)', :epoch - 1), 'SL001', 'leadership lost', 'a former leader can''t claim'
+);
+SELECT is(pg_temp.claim(), 11::bigint, 'the next in line');
+SELECT is(pg_temp.claim(), 12::bigint, 'and the next');
+SELECT is(pg_temp.claim(), NULL, 'an empty queue gives no row');
+
+-- running -> (none)
+SELECT pg_temp.enqueue(pg_temp.run(14)) \g /dev/null
+SELECT throws_ok(
+    format('SELECT * FROM _sluice.next_run(%s, pg_temp.id(10), 1, NULL)', :epoch - 1), 'SL001', 'leadership lost', 'a former leader can''t finish'
+);
+SELECT isnt(pg_temp.id(10), NULL, 'so that run stays');
+SELECT is(pg_temp.claim(10), 14::bigint, 'one call finishes a run and claims the next');
+SELECT is(pg_temp.id(10), NULL, 'the finished one is gone');
+SELECT is_empty(format('SELECT 1 FROM _sluice.next_run(%s, pg_temp.id(14), NULL, NULL)', :epoch), 'without a database it only finishes');
+SELECT is(pg_temp.id(14), NULL, 'it did');
+SELECT is(pg_temp.enqueue(pg_temp.run(10)), ARRAY[10]::bigint[], 'a finished node can be queued again');
+
+-- Who comes first
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2, 5), pg_temp.run(3, 5), pg_temp.run(4, -5)) \g /dev/null
+SELECT is(
+    ARRAY[pg_temp.claim(), pg_temp.claim(), pg_temp.claim(), pg_temp.claim()], ARRAY[2, 3, 1, 4]::bigint[], 'priority, and then who came first'
+);
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1, 0), pg_temp.run(2, 3), pg_temp.run(3, 2)) \g /dev/null
+UPDATE _sluice.queue SET rank = rank - interval '25 s' WHERE pgt_id = 1;
+SELECT is(
+    ARRAY[pg_temp.claim(), pg_temp.claim(), pg_temp.claim()], ARRAY[2, 1, 3]::bigint[],
+    'a run that waits ages: ten seconds are worth a step of priority'
+);
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2)) \g /dev/null
+UPDATE _sluice.queue SET not_before = 'infinity' WHERE pgt_id = 1;
+SELECT is(ARRAY[pg_temp.claim(), pg_temp.claim()], ARRAY[2, NULL]::bigint[], 'not before its time');
+
+-- Upstream first
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1, -100), pg_temp.run(2, 100, '{1}')) \g /dev/null
+SELECT is(ARRAY[pg_temp.claim(), pg_temp.claim()], ARRAY[1, NULL]::bigint[], 'a node waits for its upstream, while that is queued and while it runs');
+SELECT is(pg_temp.claim(1), 2::bigint, 'and no longer');
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1, _due_at => '2024-01-02'), pg_temp.run(2, _upstream => '{1}')) \g /dev/null
+SELECT is(pg_temp.claim(), 1::bigint, 'also when the upstream is due later than its reader');
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2, _upstream => '{1}')) \g /dev/null
+INSERT INTO _sluice.pause (db_oid, pgt_id, name, requested_by) VALUES (1, 1, 'n1', 'test');
+SELECT is(ARRAY[pg_temp.claim(), pg_temp.claim()], ARRAY[2, NULL]::bigint[], 'a paused upstream is not waited for, nor claimed');
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(2, _upstream => '{1}')), pg_temp.enqueue(pg_temp.run(1, _upstream => '{2}')) \g /dev/null
+SELECT is(pg_temp.claim(), 2::bigint, 'two nodes never wait for each other');
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(2, 0, '{1}'), pg_temp.run(1, 5)) \g /dev/null
+SELECT is(ARRAY[pg_temp.claim(), pg_temp.claim()], ARRAY[1, NULL]::bigint[], 'but an upstream that runs is waited for, whoever came first');
+
+-- Drained and paused
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2), pg_temp.run(3)) \g /dev/null
+SELECT pg_temp.claim() \g /dev/null
+INSERT INTO _sluice.drain (db_oid, requested_by) VALUES (1, 'test');
+SELECT is(pg_temp.claim(1), NULL, 'while the database drains none can be claimed');
+SELECT is(pg_temp.id(1), NULL, 'but a run can finish');
+UPDATE _sluice.drain SET db_oid = 0;
+SELECT is(pg_temp.claim(), NULL, 'nor while the server drains');
+UPDATE _sluice.drain SET db_oid = 2;
+SELECT is(pg_temp.claim(), 2::bigint, 'another database''s drain is its own');
+
+-- max_queue_depth
+SELECT pg_temp.clear() \g /dev/null
+SELECT _sluice.store_setting('cluster', 'max_queue_depth', '2') \g /dev/null
+SELECT is(
+    pg_temp.enqueue(pg_temp.run(1, _due_at => '2024-01-03'), pg_temp.run(2, _due_at => '2024-01-01'), pg_temp.run(3, _due_at => '2024-01-02')),
+    ARRAY[2, 3]::bigint[], 'a full queue takes what has been due for longest'
+);
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1)) \g /dev/null
+SELECT is(pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2)), ARRAY[2]::bigint[], 'a run that is queued already takes no place of another');
+
+-- run_now()
+SELECT pg_temp.clear() \g /dev/null
+SELECT _sluice.enqueue_now(1, pg_temp.run(1)) AS first \gset
+SELECT is(_sluice.enqueue_now(1, pg_temp.run(1)), :'first'::uuid, 'a user who asks twice gets the run that is queued');
+SELECT is(pg_temp.claim(), 1::bigint, 'which can be claimed');
+SELECT is(_sluice.enqueue_now(1, pg_temp.run(1)), NULL, 'and while it runs there is no other');
+SELECT pg_temp.enqueue(pg_temp.run(2), pg_temp.run(3)) \g /dev/null
+SELECT is(_sluice.enqueue_now(1, pg_temp.run(4)), NULL, 'a full queue takes no run of a user either');
+
+-- Counts
+SELECT results_eq(
+    'SELECT db_oid, queued, running FROM _sluice.queued_by_database() ORDER BY db_oid',
+    'VALUES (1::oid, 2::bigint, 1::bigint), (2, 0, 0)',
+    'the counts are those of the table'
+);
+\ir finish.psql

@@ -1,0 +1,104 @@
+-- The worker slots of the control database: never more than the limit, freed only when the session is gone.
+\ir setup.psql
+SELECT plan(34);
+
+SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
+SELECT _sluice.store_setting('cluster', 'max_workers', '2') \g /dev/null
+CREATE FUNCTION pg_temp.reserve() RETURNS integer LANGUAGE sql AS $$
+    SELECT slot FROM _sluice.reserve_slot((SELECT epoch FROM _sluice.lease), 1)
+$$;
+CREATE FUNCTION pg_temp.nonce(_slot integer) RETURNS uuid LANGUAGE sql AS 'SELECT nonce FROM _sluice.slot WHERE slot = _slot';
+-- What pg_stat_activity shows is kept for a transaction.
+CREATE FUNCTION pg_temp.look_again() RETURNS void LANGUAGE sql AS 'SELECT pg_stat_clear_snapshot()';
+
+-- The limit
+SELECT results_eq(
+    'SELECT ingredient, value FROM _sluice.limit_ingredients()',
+    format($$VALUES ('max_workers', 2), ('max_parallel_workers', %s), ('hard_maximum', 64), ('connections', %s)$$,
+        current_setting('max_parallel_workers'),
+        current_setting('max_connections')::integer - current_setting('superuser_reserved_connections')::integer
+            - COALESCE(current_setting('reserved_connections', true)::integer, 0) - 5),
+    'what bounds the number of workers'
+);
+SELECT is(_sluice.worker_limit(), 2, 'the least of it is the limit');
+SET LOCAL max_parallel_workers = 1;
+SELECT is(_sluice.worker_limit(), 1, 'whichever that is');
+SET LOCAL max_parallel_workers = 8;
+SELECT _sluice.store_setting('cluster', 'connection_reserve', '1000') \g /dev/null
+SELECT is(_sluice.worker_limit(), 0, 'a reserve that takes all connections leaves none, not less');
+SELECT _sluice.store_setting('cluster', 'connection_reserve', NULL) \g /dev/null
+
+-- free -> reserved
+SELECT results_eq(
+    format('SELECT slot, nonce IS NOT NULL, application_name = ''pg_sluice worker '' || nonce FROM _sluice.reserve_slot(%s, 1)', :epoch),
+    'VALUES (1, true, true)',
+    'a reservation, with the name that its session will carry'
+);
+SELECT results_eq(
+    $$SELECT state, db_oid, pid, backend_start, deadline - since BETWEEN interval '9 s' AND interval '11 s' FROM _sluice.slot$$,
+    $$VALUES ('reserved', 1::oid, NULL::integer, NULL::timestamptz, true)$$,
+    'it has no session yet, and worker_start_timeout to get one'
+);
+SELECT is(pg_temp.reserve(), 2, 'a second');
+SELECT is(pg_temp.reserve(), NULL, 'beyond the limit there is none');
+SELECT is((SELECT count(*) FROM _sluice.slot), 2::bigint, 'reserved slots count');
+SELECT throws_ok(
+    format('SELECT * FROM _sluice.reserve_slot(%s, 1)', :epoch - 1), 'SL001', 'leadership lost', 'a former leader gets none'
+);
+
+-- reserved -> live: this session stands for the worker of slot 1, nobody for that of slot 2
+SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid() \gset
+SELECT ok(_sluice.activate_slot(:epoch, pg_temp.nonce(1), :pid, :'backend_start'), 'a worker that has connected goes live');
+SELECT results_eq(
+    'SELECT state, pid FROM _sluice.slot WHERE slot = 1', format($$VALUES ('live', %s)$$, :pid), 'under its process'
+);
+SELECT ok(NOT _sluice.activate_slot(:epoch, pg_temp.nonce(1), :pid, :'backend_start'), 'once');
+SELECT ok(NOT _sluice.activate_slot(:epoch, gen_random_uuid(), :pid, :'backend_start'), 'and only with a reservation');
+SELECT throws_ok(
+    format('SELECT _sluice.activate_slot(%s, pg_temp.nonce(2), 1, now())', :epoch - 1), 'SL001', 'leadership lost', 'not under a former leader'
+);
+SELECT is(pg_temp.reserve(), NULL, 'live slots count');
+SELECT results_eq(
+    $$SELECT r.slot, r.state, r.pid FROM jsonb_to_recordset(_sluice.worker_rows()) AS r (slot integer, state text, pid integer)$$,
+    format($$VALUES (1, 'live', %s), (2, 'reserved', NULL)$$, :pid),
+    'the rows of workers()'
+);
+
+-- live or reserved -> free
+SELECT ok(NOT _sluice.release_slot(:epoch, pg_temp.nonce(1)), 'a slot whose session is there is not freed');
+SELECT is((SELECT count(*) FROM _sluice.slot WHERE slot = 1), 1::bigint, 'it stays');
+SELECT pg_temp.nonce(2) AS nonce \gset
+SELECT throws_ok(
+    format('SELECT _sluice.release_slot(%s, %L)', :epoch - 1, :'nonce'), 'SL001', 'leadership lost', 'a former leader frees none'
+);
+SELECT ok(_sluice.release_slot(:epoch, :'nonce'), 'a reservation that no session carries is');
+SELECT ok(_sluice.release_slot(:epoch, :'nonce'), 'and one that is free already');
+SELECT is(pg_temp.reserve(), 2, 'its number is used again');
+UPDATE _sluice.slot SET backend_start = backend_start - interval '1 s' WHERE slot = 1;
+SELECT ok(_sluice.release_slot(:epoch, pg_temp.nonce(1)), 'another process under the same number is not the worker');
+
+-- Reconciling
+SELECT is(pg_temp.reserve(), 1, 'a reservation that is not overdue');
+UPDATE _sluice.slot SET deadline = 'infinity';
+SELECT is(_sluice.reconcile_slots(:epoch), 0, 'stays though no session carries it');
+UPDATE _sluice.slot SET deadline = '2024-01-01';
+SELECT set_config('application_name', 'pg_sluice worker ' || pg_temp.nonce(2), true), pg_temp.look_again() \g /dev/null
+SELECT is(_sluice.reconcile_slots(:epoch), 1, 'an overdue one is freed');
+SELECT is((SELECT string_agg(slot::text, ',') FROM _sluice.slot), '2', 'unless a session carries its nonce');
+SELECT set_config('application_name', 'pgTAP', true), pg_temp.look_again() \g /dev/null
+SELECT is(_sluice.reconcile_slots(:epoch), 1, 'when that is gone it is freed');
+SELECT pg_temp.reserve() \g /dev/null
+SELECT _sluice.activate_slot(:epoch, pg_temp.nonce(1), 2147483647, '2024-01-01') \g /dev/null
+SELECT is(_sluice.reconcile_slots(:epoch), 1, 'a live slot whose session is gone is freed at once');
+SELECT throws_ok(format('SELECT _sluice.reconcile_slots(%s)', :epoch - 1), 'SL001', 'leadership lost', 'not by a former leader');
+
+-- A lower limit
+SELECT pg_temp.reserve(), pg_temp.reserve() \g /dev/null
+SELECT _sluice.store_setting('cluster', 'max_workers', '1') \g /dev/null
+SELECT is((SELECT count(*) FROM _sluice.slot), 2::bigint, 'lowering the limit takes no slot away');
+SELECT _sluice.release_slot(:epoch, pg_temp.nonce(1)) \g /dev/null
+SELECT is(pg_temp.reserve(), NULL, 'but gives none until they are below it');
+SELECT throws_ok(
+    $$INSERT INTO _sluice.slot (slot, state, db_oid, deadline) VALUES (65, 'reserved', 1, now())$$, '23514', NULL, 'there are 64 at the most'
+);
+\ir finish.psql
