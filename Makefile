@@ -5,12 +5,13 @@
 
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 VENV = .venv/bin
+STRESS_SECONDS ?= 180
 
 # Parts of a target run one after another, in the order written, also under -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL = help
 .PHONY: help deps script install uninstall demo test unit pgtap behaviour lint verify plpgsql-check \
-        pgspot reference format bench clean
+        pgspot reference format stress bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -63,6 +64,9 @@ pgspot:  ## check the install script for unsafe search paths and grants
 format:  ## let ruff lay out the Python code
 	$(VENV)/ruff format .
 	$(VENV)/ruff check --fix .
+
+stress: deps install  ## kill, freeze and delay for STRESS_SECONDS while the limits are sampled
+	$(VENV)/python test/stress/stress.py --seconds $(STRESS_SECONDS)
 
 bench: deps install  ## measure it on a throwaway cluster
 	$(VENV)/python test/bench/bench.py

@@ -4,8 +4,8 @@ Four databases with equal pgt_ids; sessions that start late (post_auth_delay); w
 terminated, killed and frozen at random; the worker limit changed all the while. A sampler looks
 every 20 ms and collects violations:
 
-  slots       reserved + live never exceed the effective limit, and while they do since the limit was
-              lowered, they only become fewer
+  slots       reserved + live never exceed the effective limit; where it was lowered under them,
+              they only become fewer
   sessions    every worker's backend holds a slot
   single run  no two runs of a node overlap, by history and by what the jobs themselves wrote
   exactly once   what a job wrote is what history says, fire by fire
@@ -229,7 +229,6 @@ class Stress:
         self, connection: psycopg.Connection[Any], previous: tuple[int, int] | None
     ) -> tuple[int, int]:
         slots = "SELECT 'pg_sluice worker ' || nonce, _sluice.worker_limit() FROM _sluice.slot"
-        # The limit before and after: a sample is judged by the larger of the two.
         limit_before = connection.execute("SELECT _sluice.worker_limit()").fetchone()
         before = connection.execute(slots).fetchall()
         sessions = connection.execute(
@@ -238,11 +237,12 @@ class Stress:
         after = connection.execute(slots).fetchall()
         assert limit_before is not None
         limit = max([limit_before[0], *(row[1] for row in before)])
+        # A slot that came since the last look came under the limit of now or of then.
+        allowed = max(limit, *(previous or (0,)))
         taken = len(before)
         self.report.samples += 1
         self.report.most_workers = max(self.report.most_workers, len(sessions))
-        lowered = previous is not None and previous[1] >= taken
-        if taken > limit and not lowered:
+        if taken > allowed:
             self._violate(f"{taken} slots are taken under a limit of {limit}, before: {previous}")
         known = {row[0] for row in (*before, *after)}
         for (session,) in sessions:
@@ -297,7 +297,8 @@ class Stress:
     def _verify_database(self, database: str) -> None:
         overlap = """
             SELECT count(*) FROM (
-                SELECT started_at, lag(ended_at) OVER (PARTITION BY {key} ORDER BY started_at) AS before
+                SELECT started_at,
+                    lag(ended_at) OVER (PARTITION BY {key} ORDER BY started_at) AS before
                 FROM {table} WHERE {where}
             ) AS o WHERE o.started_at < o.before
         """
