@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+
 from cluster import Cluster
 
 DATABASES = ("stress_a", "stress_b", "stress_c", "stress_d")
