@@ -16,7 +16,7 @@ $$;
 COMMENT ON FUNCTION _sluice.run_options(_sluice.node) IS
     'How a run of the node differs from the rule, for the executor: timeouts in seconds, whether it is a job, and whether its command runs outside a transaction block; NULL for a node like all others';
 
-CREATE FUNCTION _sluice.due_nodes(_limit integer, _busy bigint[])
+CREATE FUNCTION _sluice.due_nodes(_now timestamptz, _limit integer, _busy bigint[])
 RETURNS TABLE (
     pgt_id bigint, name text, kind text, schedule text, anchor timestamptz, due_at timestamptz,
     next_fire_at timestamptz, retry_of timestamptz, catch_up integer, priority integer,
@@ -31,8 +31,7 @@ AS $$
         _sluice.run_options(n)
     FROM (
         SELECT * FROM _sluice.node AS d
-        -- A volatile function would not be an index condition; as a subquery it is.
-        WHERE d.due_at <= (SELECT clock_timestamp()) AND d.pgt_id <> ALL (_busy)
+        WHERE d.due_at <= _now AND d.pgt_id <> ALL (_busy)
         ORDER BY d.due_at
         LIMIT _limit
     ) AS n
@@ -40,24 +39,30 @@ AS $$
     CROSS JOIN LATERAL (SELECT * FROM _sluice.graph AS o WHERE o.pgt_id = n.pgt_id OFFSET 0) AS g
     ORDER BY g.depth, n.due_at, n.pgt_id
 $$;
-COMMENT ON FUNCTION _sluice.due_nodes(integer, bigint[]) IS
+COMMENT ON FUNCTION _sluice.due_nodes(timestamptz, integer, bigint[]) IS
     'The nodes that are due and not busy, upstream before downstream: a range of the index on due_at, so its cost follows what is due and not what exists';
 
 CREATE FUNCTION _sluice.tick(_limit integer, _busy bigint[])
 RETURNS TABLE (due jsonb, wait_seconds double precision)
-LANGUAGE sql VOLATILE
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT _sluice.release_gated();
-    SELECT
-        (SELECT jsonb_agg(to_jsonb(d)) FROM _sluice.due_nodes(_limit, _busy) AS d),
-        (
-            SELECT extract(epoch FROM n.due_at - clock_timestamp())
-            FROM _sluice.node AS n
-            WHERE n.due_at > (SELECT clock_timestamp())
-            ORDER BY n.due_at
-            LIMIT 1
-        )
+DECLARE
+    -- One clock for both questions, so that no node is between them.
+    v_now timestamptz;
+BEGIN
+    PERFORM _sluice.release_gated();
+    v_now := clock_timestamp();
+    due := (SELECT jsonb_agg(to_jsonb(d)) FROM _sluice.due_nodes(v_now, _limit, _busy) AS d);
+    wait_seconds := (
+        SELECT extract(epoch FROM n.due_at - clock_timestamp())
+        FROM _sluice.node AS n
+        WHERE n.due_at > v_now
+        ORDER BY n.due_at
+        LIMIT 1
+    );
+    RETURN NEXT;
+END;
 $$;
 COMMENT ON FUNCTION _sluice.tick(integer, bigint[]) IS
     'One look at the schedule: what is due, at most that many nodes and none of the busy ones, and how long until the next one is';

@@ -14,14 +14,17 @@ from collections.abc import Callable, Iterator
 
 from creation import create_cost
 from idle import idle_leader, snapshot
-from lateness import lateness_100, lateness_200
+from lateness import lateness_100, lateness_200, many_databases
 from report import progress, publish, type_of_line
+from slots import slot_cost
 from throughput import noop_runs
 from tick import tick_flat, upkeep_flat
 
 FIGURES: tuple[Callable[[], Iterator[type_of_line]], ...] = (
     lateness_100,
     lateness_200,
+    many_databases,
+    slot_cost,
     noop_runs,
     tick_flat,
     upkeep_flat,

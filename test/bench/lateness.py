@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 from pgcron import every_second
 from report import line, spread, type_of_line
@@ -14,13 +15,16 @@ _SECONDS = 20.0
 _AFTERMATH_SECONDS = 2.0
 """For the last fires of the window to run."""
 
+_DATABASES = 20
+_NODES_EACH = 10
+
 _FIRES = """
 WITH fire AS (
     SELECT n.pgt_id, f.due_at
     FROM _sluice.node AS n
     CROSS JOIN LATERAL generate_series(
-        date_bin('1 s', to_timestamp(%(start)s), n.anchor) + interval '1 s',
-        to_timestamp(%(end)s), '1 s'
+        date_bin(n.schedule::interval, to_timestamp(%(start)s), n.anchor) + n.schedule::interval,
+        to_timestamp(%(end)s), n.schedule::interval
     ) AS f (due_at)
 )
 SELECT 1000 * extract(epoch FROM h.started_at - f.due_at)::double precision
@@ -38,6 +42,30 @@ def lateness_100() -> Iterator[type_of_line]:
 def lateness_200() -> Iterator[type_of_line]:
     """Two hundred stream tables at '1s'."""
     yield _lateness("lateness_200", 200, ">= 99 % of fires")
+
+
+def many_databases() -> Iterator[type_of_line]:
+    """Twenty databases with ten stream tables each at '5s', on four workers."""
+    with members(_DATABASES) as made:
+        for member in made:
+            create_sources(member)
+            create_stream_tables(member, _NODES_EACH, "5s")
+        with leader(made[0].cluster):
+            time.sleep(_WARM_UP_SECONDS)
+            window = observe(made[0].cluster, _SECONDS)
+            time.sleep(_AFTERMATH_SECONDS)
+        fires = list(chain.from_iterable(_fires(member, window) for member in made))
+    ran = [late for late in fires if late is not None]
+    yield line(
+        "many_databases",
+        spread(ran)["p99"],
+        "ms late, p99",
+        target="<= 500 ms",
+        lateness_ms=spread(ran),
+        fires=len(fires),
+        ran=len(ran),
+        cpu_ms_per_run=window.cpu_ms_per_run(len(ran)),
+    )
 
 
 def _lateness(figure: str, nodes: int, target: str) -> type_of_line:

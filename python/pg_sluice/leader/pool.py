@@ -44,6 +44,7 @@ class Pool:
         self._workers: set[asyncio.Task[None]] = set()
         self.backlog: Counter[int] = Counter()
         self.held: Counter[int] = Counter()
+        self._offers: Counter[int] = Counter()
         self.runs: dict[Any, float] = {}
         """Runs in progress and the loop's time of their start."""
         self.claiming = True
@@ -54,6 +55,7 @@ class Pool:
 
     def offer(self, db_oid: int, runs: int = 1) -> None:
         """Says that a database may have that many runs to claim."""
+        self._offers[db_oid] += 1
         idle = self._idle[db_oid]
         while runs > 0 and idle:
             runs -= _wake(idle.popleft(), goes_on=True)
@@ -206,6 +208,7 @@ class Pool:
         finished: Any = None
         while True:
             stays = self._stays(db_oid)
+            offers = self._offers[db_oid]
             row = await leader.control.row(
                 "next_run",
                 epoch=leader.epoch,
@@ -215,7 +218,10 @@ class Pool:
             )
             finished = None
             if row is None:
-                if not stays or not await self._rest(db_oid):
+                if not stays:
+                    return
+                # What was offered while the claim was under way, it may not have seen.
+                if self._offers[db_oid] == offers and not await self._rest(db_oid):
                     return
                 continue
             self.backlog[db_oid] = max(0, self.backlog[db_oid] - 1)
