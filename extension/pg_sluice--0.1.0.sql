@@ -293,23 +293,16 @@ CREATE TABLE _sluice.node (
     lock_timeout interval,
     refresh_timeout interval,
     status text NOT NULL DEFAULT 'active'
-        CONSTRAINT node_status_check CHECK (status IN ('active', 'suspended', 'quarantined', 'needs_init')),
+        CONSTRAINT node_status_check CHECK (status IN ('active', 'suspended', 'quarantined')),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- When the node runs next: its grid, or earlier a retry of the fire "retry_of".
     next_fire_at timestamptz,
     retry_at timestamptz,
     retry_of timestamptz,
-    -- The first fire that was skipped since sources were out of step.
-    gated_since timestamptz,
     watermark_group text,
     due_at timestamptz GENERATED ALWAYS AS (
-        CASE WHEN status IN ('active', 'needs_init') THEN COALESCE(retry_at, next_fire_at) END
+        CASE WHEN status = 'active' THEN COALESCE(retry_at, next_fire_at) END
     ) STORED,
-    -- What runs left behind; it survives restarts.
-    last_run_at timestamptz,
-    last_outcome text,
-    last_success_at timestamptz,
-    consecutive_errors integer NOT NULL DEFAULT 0,
     CONSTRAINT node_kind_columns_check CHECK (
         (kind = 'job') = (job_name IS NOT NULL)
         AND (kind = 'job') = (job_owner IS NOT NULL)
@@ -320,10 +313,23 @@ CREATE TABLE _sluice.node (
     ),
     CONSTRAINT node_retry_check CHECK ((retry_at IS NULL) = (retry_of IS NULL))
 ) WITH (fillfactor = 50);
-CREATE INDEX node_gated_idx ON _sluice.node (pgt_id) WHERE gated_since IS NOT NULL;
 CREATE INDEX node_due_at_idx ON _sluice.node (due_at) WHERE due_at IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node', '');
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node_pgt_id_seq', '');
+
+CREATE TABLE _sluice.node_state (
+    pgt_id bigint CONSTRAINT node_state_pkey PRIMARY KEY
+        CONSTRAINT node_state_pgt_id_fkey REFERENCES _sluice.node ON DELETE CASCADE,
+    last_run_at timestamptz,
+    last_outcome text,
+    last_success_at timestamptz,
+    consecutive_errors integer NOT NULL DEFAULT 0,
+    -- The first fire that was skipped since sources were out of step.
+    gated_since timestamptz
+) WITH (fillfactor = 50);
+CREATE INDEX node_state_gated_idx ON _sluice.node_state (pgt_id) WHERE gated_since IS NOT NULL;
+COMMENT ON TABLE _sluice.node_state IS
+    'What runs left behind; it survives restarts. A table of its own, since a run is REPEATABLE READ and the scheduler moves the node on meanwhile; two runs of a node meet here. No row: it has never run';
 
 CREATE TABLE _sluice.dependency (
     pgt_id bigint NOT NULL
@@ -616,7 +622,8 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.node AS n SET gated_since = COALESCE(n.gated_since, _due_at) WHERE n.pgt_id = _pgt_id
+    INSERT INTO _sluice.node_state AS s (pgt_id, gated_since) VALUES (_pgt_id, _due_at)
+    ON CONFLICT (pgt_id) DO UPDATE SET gated_since = COALESCE(s.gated_since, EXCLUDED.gated_since)
 $$;
 COMMENT ON FUNCTION _sluice.gate_node(bigint, timestamptz) IS
     'A fire was skipped since sources are out of step: the node is due as soon as they are in step';
@@ -626,9 +633,17 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.node AS n
-    SET retry_at = clock_timestamp(), retry_of = n.gated_since, gated_since = NULL
-    WHERE n.gated_since IS NOT NULL AND _sluice.group_out_of_step(n.pgt_id) IS NULL
+    WITH released AS (
+        UPDATE _sluice.node_state AS s SET gated_since = NULL
+        FROM (
+            SELECT g.pgt_id, g.gated_since FROM _sluice.node_state AS g WHERE g.gated_since IS NOT NULL
+        ) AS former
+        WHERE s.pgt_id = former.pgt_id AND _sluice.group_out_of_step(s.pgt_id) IS NULL
+        RETURNING s.pgt_id, former.gated_since
+    )
+    UPDATE _sluice.node AS n SET retry_at = clock_timestamp(), retry_of = r.gated_since
+    FROM released AS r
+    WHERE n.pgt_id = r.pgt_id
 $$;
 COMMENT ON FUNCTION _sluice.release_gated() IS
     'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing';
@@ -1907,7 +1922,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT n.pgt_id, _sluice.node_name(n), n.kind, COALESCE(g.effective_schedule, n.schedule), n.anchor,
         n.due_at, n.next_fire_at, n.retry_of, n.catch_up, n.priority,
-        CASE WHEN n.retry_of IS NULL THEN 1 ELSE n.consecutive_errors + 1 END, g.upstream,
+        CASE WHEN n.retry_of IS NULL THEN 1 ELSE _sluice.failures(n.pgt_id) + 1 END, g.upstream,
         _sluice.run_options(n)
     FROM (
         SELECT * FROM _sluice.node AS d
@@ -1969,7 +1984,7 @@ DECLARE
     v_node _sluice.node%ROWTYPE;
 BEGIN
     UPDATE _sluice.node AS n SET status = 'quarantined', retry_at = NULL, retry_of = NULL
-    WHERE n.pgt_id = _pgt_id AND n.status IN ('active', 'needs_init')
+    WHERE n.pgt_id = _pgt_id AND n.status = 'active'
     RETURNING * INTO v_node;
     IF FOUND THEN
         RAISE WARNING USING
@@ -1980,7 +1995,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.quarantine(bigint, text) IS
-    'active or needs_init -> quarantined: the stored schedule can''t be read. Warns and opens an alert, once';
+    'active -> quarantined: the stored schedule can''t be read. Warns and opens an alert, once';
 
 CREATE FUNCTION _sluice.member_state()
 RETURNS jsonb
@@ -2281,11 +2296,11 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE _sluice.node AS n
-    SET last_run_at = _started_at, last_outcome = _outcome, last_success_at = _started_at,
-        consecutive_errors = 0,
-        status = CASE WHEN n.status = 'needs_init' THEN 'active' ELSE n.status END
-    WHERE n.pgt_id = _node.pgt_id;
+    INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, last_success_at)
+    VALUES (_node.pgt_id, _started_at, _outcome, _started_at)
+    ON CONFLICT (pgt_id) DO UPDATE
+    SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
+        last_success_at = EXCLUDED.last_success_at, consecutive_errors = 0;
     IF EXISTS (SELECT FROM _sluice.watermark) THEN
         PERFORM _sluice.record_baseline(_node.pgt_id);
     END IF;
@@ -2295,7 +2310,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.finish_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
-    'A success, on the node and in history';
+    'A success, in the node''s state and in history';
 
 CREATE FUNCTION _sluice.top_level_command(_run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer)
 RETURNS TABLE (command text, search_path text, owner_name text, is_superuser boolean)
@@ -2322,7 +2337,7 @@ RETURNS integer
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT n.consecutive_errors FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id
+    SELECT COALESCE((SELECT s.consecutive_errors FROM _sluice.node_state AS s WHERE s.pgt_id = _pgt_id), 0)
 $$;
 COMMENT ON FUNCTION _sluice.failures(bigint) IS 'Failures of a node in a row, so far';
 
@@ -2353,6 +2368,7 @@ AS $$
 DECLARE
     v_node _sluice.node%ROWTYPE;
     v_name text;
+    v_failures integer;
 BEGIN
     INSERT INTO _sluice.history (
         run_id, pgt_id, name, kind, outcome, sqlstate, message, detail, context, attempt, due_at,
@@ -2370,13 +2386,15 @@ BEGIN
         -- The node is gone, or the attempt is on record already.
         RETURN;
     END IF;
+    INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, consecutive_errors)
+    VALUES (_pgt_id, _started_at, _error ->> 'outcome', _counts::integer)
+    ON CONFLICT (pgt_id) DO UPDATE
+    SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
+        consecutive_errors = s.consecutive_errors + EXCLUDED.consecutive_errors
+    RETURNING s.consecutive_errors INTO v_failures;
     UPDATE _sluice.node AS n
-    SET last_run_at = _started_at,
-        last_outcome = _error ->> 'outcome',
-        consecutive_errors = n.consecutive_errors + _counts::integer,
-        status = CASE
-            WHEN _counts AND n.status IN ('active', 'needs_init')
-                AND n.consecutive_errors + 1 >= _sluice.setting('max_consecutive_errors')
+    SET status = CASE
+            WHEN _counts AND n.status = 'active' AND v_failures >= _sluice.setting('max_consecutive_errors')
             THEN 'suspended'
             ELSE n.status
         END,
@@ -2388,7 +2406,7 @@ BEGIN
     IF v_node.status = 'suspended' THEN
         PERFORM _sluice.open_alert(
             'suspended', 'critical', _pgt_id, v_name,
-            format('"%s" is suspended after %s failures in a row: %s', v_name, v_node.consecutive_errors, _error ->> 'message'),
+            format('"%s" is suspended after %s failures in a row: %s', v_name, v_failures, _error ->> 'message'),
             _error
         );
     END IF;
@@ -2682,17 +2700,17 @@ BEGIN
     PERFORM _sluice.check_owned_relation(_caller, v_relid);
     INSERT INTO _sluice.node AS n (
         kind, relid, query, column_signature, refresh_mode, mode_reason, schedule, anchor, priority,
-        lock_timeout, refresh_timeout, status, last_success_at
+        lock_timeout, refresh_timeout
     )
     VALUES (
         'stream_table', v_relid, _arguments ->> 'query', _sluice.column_signature(v_relid),
         _arguments ->> 'refresh_mode', 'incremental refresh is not available in this version',
         _arguments ->> 'schedule', clock_timestamp(), (_arguments ->> 'priority')::integer,
-        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
-        CASE WHEN (_arguments ->> 'initialize')::boolean THEN 'active' ELSE 'needs_init' END,
-        CASE WHEN (_arguments ->> 'initialize')::boolean THEN statement_timestamp() END
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
     )
     RETURNING n.pgt_id INTO v_pgt_id;
+    INSERT INTO _sluice.node_state (pgt_id, last_success_at)
+    SELECT v_pgt_id, statement_timestamp() WHERE (_arguments ->> 'initialize')::boolean;
     INSERT INTO _sluice.dependency (pgt_id, relid)
     SELECT v_pgt_id, s.value::oid FROM jsonb_array_elements_text(_arguments -> 'sources') AS s;
     IF NOT (_arguments ->> 'deferred')::boolean THEN
@@ -2928,7 +2946,9 @@ BEGIN
             SELECT string_agg(d.relid::text, ', ' ORDER BY d.relid::text) FROM _sluice.dependency AS d WHERE d.pgt_id = v_node.pgt_id
         )),
         jsonb_build_array('schedule', v_node.schedule),
-        jsonb_build_array('lag', clock_timestamp() - v_node.last_success_at),
+        jsonb_build_array('lag', clock_timestamp() - (
+            SELECT s.last_success_at FROM _sluice.node_state AS s WHERE s.pgt_id = v_node.pgt_id
+        )),
         jsonb_build_array('next fire', v_node.next_fire_at)
     );
 END;
@@ -3031,13 +3051,12 @@ BEGIN
         PERFORM _sluice.check_owned_relation(_caller, v_relid);
     END IF;
     INSERT INTO _sluice.node AS n (
-        kind, relid, schedule, anchor, "concurrently", priority, lock_timeout, refresh_timeout, status
+        kind, relid, schedule, anchor, "concurrently", priority, lock_timeout, refresh_timeout
     )
     VALUES (
         'matview', v_relid, _arguments ->> 'schedule', clock_timestamp(),
         (_arguments ->> 'concurrently')::boolean, (_arguments ->> 'priority')::integer,
-        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
-        (SELECT CASE WHEN c.relispopulated THEN 'active' ELSE 'needs_init' END FROM pg_class AS c WHERE c.oid = v_relid)
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
     )
     ON CONFLICT (relid) DO UPDATE
     SET schedule = EXCLUDED.schedule, anchor = EXCLUDED.anchor, "concurrently" = EXCLUDED."concurrently",
@@ -3256,8 +3275,9 @@ DECLARE
 BEGIN
     UPDATE _sluice.node AS n
     SET status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END,
-        consecutive_errors = 0, retry_at = NULL, retry_of = NULL
+        retry_at = NULL, retry_of = NULL
     WHERE n.pgt_id = v_node.pgt_id;
+    UPDATE _sluice.node_state AS s SET consecutive_errors = 0 WHERE s.pgt_id = v_node.pgt_id;
     PERFORM _sluice.close_alert('suspended', v_node.pgt_id);
     PERFORM _sluice.close_alert('quarantined', v_node.pgt_id);
     PERFORM pg_notify('sluice_wake', '');
@@ -3351,9 +3371,10 @@ BEGIN
         DELETE FROM _sluice.history;
         DELETE FROM _sluice.alert;
         DELETE FROM _sluice.baseline;
+        UPDATE _sluice.node_state AS s
+        SET consecutive_errors = 0, gated_since = NULL, last_run_at = NULL, last_outcome = NULL;
         UPDATE _sluice.node AS n
-        SET consecutive_errors = 0, retry_at = NULL, retry_of = NULL, gated_since = NULL,
-            last_run_at = NULL, last_outcome = NULL,
+        SET retry_at = NULL, retry_of = NULL,
             status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END;
         PERFORM _sluice.settle(ARRAY(SELECT n.pgt_id FROM _sluice.node AS n), true);
     END IF;
@@ -3482,7 +3503,7 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_nodes jsonb := '[]';
+    v_nodes jsonb := '[]'::jsonb;
     v_node _sluice.node;
     v_entry jsonb;
 BEGIN
@@ -3731,19 +3752,26 @@ SELECT
         WHEN 'stream_table' THEN n.refresh_mode
         WHEN 'matview' THEN CASE WHEN n.concurrently THEN 'concurrently' ELSE 'full' END
     END AS refresh_mode,
-    n.status,
+    CASE
+        WHEN n.status = 'active' AND (
+            (n.kind = 'stream_table' AND t.last_success_at IS NULL)
+            OR (n.kind = 'matview' AND NOT c.relispopulated)
+        ) THEN 'needs_init'
+        ELSE n.status
+    END AS status,
     n.next_fire_at,
-    n.last_run_at,
-    n.last_outcome,
-    n.consecutive_errors,
+    t.last_run_at,
+    t.last_outcome,
+    COALESCE(t.consecutive_errors, 0) AS consecutive_errors,
     CASE WHEN n.retry_at IS NOT NULL THEN format('backoff until %s', n.retry_at) END AS remedy,
-    CASE WHEN n.kind <> 'job' THEN clock_timestamp() - n.last_success_at END AS lag,
+    CASE WHEN n.kind <> 'job' THEN clock_timestamp() - t.last_success_at END AS lag,
     -- No function of ours: a view's functions need the reader's own privileges.
     pg_get_userbyid(COALESCE(n.job_owner::oid, c.relowner)) AS owner,
     n.priority,
     g.upstream
 FROM _sluice.node AS n
 LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
+LEFT JOIN _sluice.node_state AS t ON t.pgt_id = n.pgt_id
 LEFT JOIN pg_class AS c ON c.oid = n.relid
 LEFT JOIN pg_namespace AS s ON s.oid = c.relnamespace;
 COMMENT ON VIEW sluice.nodes IS

@@ -79,7 +79,7 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_nodes jsonb := '[]';
+    v_nodes jsonb := '[]'::jsonb;
     v_node _sluice.node;
     v_entry jsonb;
 BEGIN

@@ -18,13 +18,12 @@ BEGIN
         PERFORM _sluice.check_owned_relation(_caller, v_relid);
     END IF;
     INSERT INTO _sluice.node AS n (
-        kind, relid, schedule, anchor, "concurrently", priority, lock_timeout, refresh_timeout, status
+        kind, relid, schedule, anchor, "concurrently", priority, lock_timeout, refresh_timeout
     )
     VALUES (
         'matview', v_relid, _arguments ->> 'schedule', clock_timestamp(),
         (_arguments ->> 'concurrently')::boolean, (_arguments ->> 'priority')::integer,
-        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
-        (SELECT CASE WHEN c.relispopulated THEN 'active' ELSE 'needs_init' END FROM pg_class AS c WHERE c.oid = v_relid)
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
     )
     ON CONFLICT (relid) DO UPDATE
     SET schedule = EXCLUDED.schedule, anchor = EXCLUDED.anchor, "concurrently" = EXCLUDED."concurrently",

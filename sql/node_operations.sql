@@ -57,8 +57,9 @@ DECLARE
 BEGIN
     UPDATE _sluice.node AS n
     SET status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END,
-        consecutive_errors = 0, retry_at = NULL, retry_of = NULL
+        retry_at = NULL, retry_of = NULL
     WHERE n.pgt_id = v_node.pgt_id;
+    UPDATE _sluice.node_state AS s SET consecutive_errors = 0 WHERE s.pgt_id = v_node.pgt_id;
     PERFORM _sluice.close_alert('suspended', v_node.pgt_id);
     PERFORM _sluice.close_alert('quarantined', v_node.pgt_id);
     PERFORM pg_notify('sluice_wake', '');

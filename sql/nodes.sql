@@ -25,23 +25,16 @@ CREATE TABLE _sluice.node (
     lock_timeout interval,
     refresh_timeout interval,
     status text NOT NULL DEFAULT 'active'
-        CONSTRAINT node_status_check CHECK (status IN ('active', 'suspended', 'quarantined', 'needs_init')),
+        CONSTRAINT node_status_check CHECK (status IN ('active', 'suspended', 'quarantined')),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- When the node runs next: its grid, or earlier a retry of the fire "retry_of".
     next_fire_at timestamptz,
     retry_at timestamptz,
     retry_of timestamptz,
-    -- The first fire that was skipped since sources were out of step.
-    gated_since timestamptz,
     watermark_group text,
     due_at timestamptz GENERATED ALWAYS AS (
-        CASE WHEN status IN ('active', 'needs_init') THEN COALESCE(retry_at, next_fire_at) END
+        CASE WHEN status = 'active' THEN COALESCE(retry_at, next_fire_at) END
     ) STORED,
-    -- What runs left behind; it survives restarts.
-    last_run_at timestamptz,
-    last_outcome text,
-    last_success_at timestamptz,
-    consecutive_errors integer NOT NULL DEFAULT 0,
     CONSTRAINT node_kind_columns_check CHECK (
         (kind = 'job') = (job_name IS NOT NULL)
         AND (kind = 'job') = (job_owner IS NOT NULL)
@@ -52,10 +45,23 @@ CREATE TABLE _sluice.node (
     ),
     CONSTRAINT node_retry_check CHECK ((retry_at IS NULL) = (retry_of IS NULL))
 ) WITH (fillfactor = 50);
-CREATE INDEX node_gated_idx ON _sluice.node (pgt_id) WHERE gated_since IS NOT NULL;
 CREATE INDEX node_due_at_idx ON _sluice.node (due_at) WHERE due_at IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node', '');
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node_pgt_id_seq', '');
+
+CREATE TABLE _sluice.node_state (
+    pgt_id bigint CONSTRAINT node_state_pkey PRIMARY KEY
+        CONSTRAINT node_state_pgt_id_fkey REFERENCES _sluice.node ON DELETE CASCADE,
+    last_run_at timestamptz,
+    last_outcome text,
+    last_success_at timestamptz,
+    consecutive_errors integer NOT NULL DEFAULT 0,
+    -- The first fire that was skipped since sources were out of step.
+    gated_since timestamptz
+) WITH (fillfactor = 50);
+CREATE INDEX node_state_gated_idx ON _sluice.node_state (pgt_id) WHERE gated_since IS NOT NULL;
+COMMENT ON TABLE _sluice.node_state IS
+    'What runs left behind; it survives restarts. A table of its own, since a run is REPEATABLE READ and the scheduler moves the node on meanwhile; two runs of a node meet here. No row: it has never run';
 
 CREATE TABLE _sluice.dependency (
     pgt_id bigint NOT NULL

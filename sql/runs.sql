@@ -263,11 +263,11 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    UPDATE _sluice.node AS n
-    SET last_run_at = _started_at, last_outcome = _outcome, last_success_at = _started_at,
-        consecutive_errors = 0,
-        status = CASE WHEN n.status = 'needs_init' THEN 'active' ELSE n.status END
-    WHERE n.pgt_id = _node.pgt_id;
+    INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, last_success_at)
+    VALUES (_node.pgt_id, _started_at, _outcome, _started_at)
+    ON CONFLICT (pgt_id) DO UPDATE
+    SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
+        last_success_at = EXCLUDED.last_success_at, consecutive_errors = 0;
     IF EXISTS (SELECT FROM _sluice.watermark) THEN
         PERFORM _sluice.record_baseline(_node.pgt_id);
     END IF;
@@ -277,7 +277,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.finish_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
-    'A success, on the node and in history';
+    'A success, in the node''s state and in history';
 
 CREATE FUNCTION _sluice.top_level_command(_run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer)
 RETURNS TABLE (command text, search_path text, owner_name text, is_superuser boolean)
@@ -304,7 +304,7 @@ RETURNS integer
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT n.consecutive_errors FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id
+    SELECT COALESCE((SELECT s.consecutive_errors FROM _sluice.node_state AS s WHERE s.pgt_id = _pgt_id), 0)
 $$;
 COMMENT ON FUNCTION _sluice.failures(bigint) IS 'Failures of a node in a row, so far';
 
@@ -335,6 +335,7 @@ AS $$
 DECLARE
     v_node _sluice.node%ROWTYPE;
     v_name text;
+    v_failures integer;
 BEGIN
     INSERT INTO _sluice.history (
         run_id, pgt_id, name, kind, outcome, sqlstate, message, detail, context, attempt, due_at,
@@ -352,13 +353,15 @@ BEGIN
         -- The node is gone, or the attempt is on record already.
         RETURN;
     END IF;
+    INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, consecutive_errors)
+    VALUES (_pgt_id, _started_at, _error ->> 'outcome', _counts::integer)
+    ON CONFLICT (pgt_id) DO UPDATE
+    SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
+        consecutive_errors = s.consecutive_errors + EXCLUDED.consecutive_errors
+    RETURNING s.consecutive_errors INTO v_failures;
     UPDATE _sluice.node AS n
-    SET last_run_at = _started_at,
-        last_outcome = _error ->> 'outcome',
-        consecutive_errors = n.consecutive_errors + _counts::integer,
-        status = CASE
-            WHEN _counts AND n.status IN ('active', 'needs_init')
-                AND n.consecutive_errors + 1 >= _sluice.setting('max_consecutive_errors')
+    SET status = CASE
+            WHEN _counts AND n.status = 'active' AND v_failures >= _sluice.setting('max_consecutive_errors')
             THEN 'suspended'
             ELSE n.status
         END,
@@ -370,7 +373,7 @@ BEGIN
     IF v_node.status = 'suspended' THEN
         PERFORM _sluice.open_alert(
             'suspended', 'critical', _pgt_id, v_name,
-            format('"%s" is suspended after %s failures in a row: %s', v_name, v_node.consecutive_errors, _error ->> 'message'),
+            format('"%s" is suspended after %s failures in a row: %s', v_name, v_failures, _error ->> 'message'),
             _error
         );
     END IF;

@@ -70,9 +70,10 @@ BEGIN
         DELETE FROM _sluice.history;
         DELETE FROM _sluice.alert;
         DELETE FROM _sluice.baseline;
+        UPDATE _sluice.node_state AS s
+        SET consecutive_errors = 0, gated_since = NULL, last_run_at = NULL, last_outcome = NULL;
         UPDATE _sluice.node AS n
-        SET consecutive_errors = 0, retry_at = NULL, retry_of = NULL, gated_since = NULL,
-            last_run_at = NULL, last_outcome = NULL,
+        SET retry_at = NULL, retry_of = NULL,
             status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END;
         PERFORM _sluice.settle(ARRAY(SELECT n.pgt_id FROM _sluice.node AS n), true);
     END IF;

@@ -61,17 +61,17 @@ BEGIN
     PERFORM _sluice.check_owned_relation(_caller, v_relid);
     INSERT INTO _sluice.node AS n (
         kind, relid, query, column_signature, refresh_mode, mode_reason, schedule, anchor, priority,
-        lock_timeout, refresh_timeout, status, last_success_at
+        lock_timeout, refresh_timeout
     )
     VALUES (
         'stream_table', v_relid, _arguments ->> 'query', _sluice.column_signature(v_relid),
         _arguments ->> 'refresh_mode', 'incremental refresh is not available in this version',
         _arguments ->> 'schedule', clock_timestamp(), (_arguments ->> 'priority')::integer,
-        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
-        CASE WHEN (_arguments ->> 'initialize')::boolean THEN 'active' ELSE 'needs_init' END,
-        CASE WHEN (_arguments ->> 'initialize')::boolean THEN statement_timestamp() END
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
     )
     RETURNING n.pgt_id INTO v_pgt_id;
+    INSERT INTO _sluice.node_state (pgt_id, last_success_at)
+    SELECT v_pgt_id, statement_timestamp() WHERE (_arguments ->> 'initialize')::boolean;
     INSERT INTO _sluice.dependency (pgt_id, relid)
     SELECT v_pgt_id, s.value::oid FROM jsonb_array_elements_text(_arguments -> 'sources') AS s;
     IF NOT (_arguments ->> 'deferred')::boolean THEN
@@ -307,7 +307,9 @@ BEGIN
             SELECT string_agg(d.relid::text, ', ' ORDER BY d.relid::text) FROM _sluice.dependency AS d WHERE d.pgt_id = v_node.pgt_id
         )),
         jsonb_build_array('schedule', v_node.schedule),
-        jsonb_build_array('lag', clock_timestamp() - v_node.last_success_at),
+        jsonb_build_array('lag', clock_timestamp() - (
+            SELECT s.last_success_at FROM _sluice.node_state AS s WHERE s.pgt_id = v_node.pgt_id
+        )),
         jsonb_build_array('next fire', v_node.next_fire_at)
     );
 END;

@@ -27,7 +27,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT n.pgt_id, _sluice.node_name(n), n.kind, COALESCE(g.effective_schedule, n.schedule), n.anchor,
         n.due_at, n.next_fire_at, n.retry_of, n.catch_up, n.priority,
-        CASE WHEN n.retry_of IS NULL THEN 1 ELSE n.consecutive_errors + 1 END, g.upstream,
+        CASE WHEN n.retry_of IS NULL THEN 1 ELSE _sluice.failures(n.pgt_id) + 1 END, g.upstream,
         _sluice.run_options(n)
     FROM (
         SELECT * FROM _sluice.node AS d
@@ -89,7 +89,7 @@ DECLARE
     v_node _sluice.node%ROWTYPE;
 BEGIN
     UPDATE _sluice.node AS n SET status = 'quarantined', retry_at = NULL, retry_of = NULL
-    WHERE n.pgt_id = _pgt_id AND n.status IN ('active', 'needs_init')
+    WHERE n.pgt_id = _pgt_id AND n.status = 'active'
     RETURNING * INTO v_node;
     IF FOUND THEN
         RAISE WARNING USING
@@ -100,7 +100,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.quarantine(bigint, text) IS
-    'active or needs_init -> quarantined: the stored schedule can''t be read. Warns and opens an alert, once';
+    'active -> quarantined: the stored schedule can''t be read. Warns and opens an alert, once';
 
 CREATE FUNCTION _sluice.member_state()
 RETURNS jsonb

@@ -11,19 +11,26 @@ SELECT
         WHEN 'stream_table' THEN n.refresh_mode
         WHEN 'matview' THEN CASE WHEN n.concurrently THEN 'concurrently' ELSE 'full' END
     END AS refresh_mode,
-    n.status,
+    CASE
+        WHEN n.status = 'active' AND (
+            (n.kind = 'stream_table' AND t.last_success_at IS NULL)
+            OR (n.kind = 'matview' AND NOT c.relispopulated)
+        ) THEN 'needs_init'
+        ELSE n.status
+    END AS status,
     n.next_fire_at,
-    n.last_run_at,
-    n.last_outcome,
-    n.consecutive_errors,
+    t.last_run_at,
+    t.last_outcome,
+    COALESCE(t.consecutive_errors, 0) AS consecutive_errors,
     CASE WHEN n.retry_at IS NOT NULL THEN format('backoff until %s', n.retry_at) END AS remedy,
-    CASE WHEN n.kind <> 'job' THEN clock_timestamp() - n.last_success_at END AS lag,
+    CASE WHEN n.kind <> 'job' THEN clock_timestamp() - t.last_success_at END AS lag,
     -- No function of ours: a view's functions need the reader's own privileges.
     pg_get_userbyid(COALESCE(n.job_owner::oid, c.relowner)) AS owner,
     n.priority,
     g.upstream
 FROM _sluice.node AS n
 LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
+LEFT JOIN _sluice.node_state AS t ON t.pgt_id = n.pgt_id
 LEFT JOIN pg_class AS c ON c.oid = n.relid
 LEFT JOIN pg_namespace AS s ON s.oid = c.relnamespace;
 COMMENT ON VIEW sluice.nodes IS

@@ -98,7 +98,8 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.node AS n SET gated_since = COALESCE(n.gated_since, _due_at) WHERE n.pgt_id = _pgt_id
+    INSERT INTO _sluice.node_state AS s (pgt_id, gated_since) VALUES (_pgt_id, _due_at)
+    ON CONFLICT (pgt_id) DO UPDATE SET gated_since = COALESCE(s.gated_since, EXCLUDED.gated_since)
 $$;
 COMMENT ON FUNCTION _sluice.gate_node(bigint, timestamptz) IS
     'A fire was skipped since sources are out of step: the node is due as soon as they are in step';
@@ -108,9 +109,17 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.node AS n
-    SET retry_at = clock_timestamp(), retry_of = n.gated_since, gated_since = NULL
-    WHERE n.gated_since IS NOT NULL AND _sluice.group_out_of_step(n.pgt_id) IS NULL
+    WITH released AS (
+        UPDATE _sluice.node_state AS s SET gated_since = NULL
+        FROM (
+            SELECT g.pgt_id, g.gated_since FROM _sluice.node_state AS g WHERE g.gated_since IS NOT NULL
+        ) AS former
+        WHERE s.pgt_id = former.pgt_id AND _sluice.group_out_of_step(s.pgt_id) IS NULL
+        RETURNING s.pgt_id, former.gated_since
+    )
+    UPDATE _sluice.node AS n SET retry_at = clock_timestamp(), retry_of = r.gated_since
+    FROM released AS r
+    WHERE n.pgt_id = r.pgt_id
 $$;
 COMMENT ON FUNCTION _sluice.release_gated() IS
     'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing';
