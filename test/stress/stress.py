@@ -198,7 +198,8 @@ class Stress:
     def _crash_server(self) -> None:
         """kill -9 of a backend: the server ends all sessions and recovers."""
         rows = self._control(
-            f"SELECT pid FROM pg_stat_activity WHERE application_name LIKE '{WORKER}' LIMIT 1"
+            "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pg_sluice %'"
+            f" ORDER BY application_name LIKE '{WORKER}' DESC LIMIT 1"
         )
         if rows:
             os.kill(rows[0][0], signal.SIGKILL)
