@@ -328,6 +328,7 @@ CREATE TABLE _sluice.node_state (
     gated_since timestamptz
 ) WITH (fillfactor = 50);
 CREATE INDEX node_state_gated_idx ON _sluice.node_state (pgt_id) WHERE gated_since IS NOT NULL;
+SELECT pg_catalog.pg_extension_config_dump('_sluice.node_state', '');
 COMMENT ON TABLE _sluice.node_state IS
     'What runs left behind; it survives restarts. A table of its own, since a run is REPEATABLE READ and the scheduler moves the node on meanwhile; two runs of a node meet here. No row: it has never run';
 
@@ -526,7 +527,7 @@ COMMENT ON FUNCTION _sluice.close_alert(text, bigint, text) IS
 
 CREATE TABLE _sluice.watermark (
     relid regclass CONSTRAINT watermark_pkey PRIMARY KEY,
-    watermark timestamptz NOT NULL,
+    watermark timestamptz NOT NULL CONSTRAINT watermark_watermark_check CHECK (isfinite(watermark)),
     advanced_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     advanced_by regrole NOT NULL
 );
@@ -594,6 +595,7 @@ AS $$
     JOIN _sluice.watermark_group_source AS s ON s.name = g.name
     LEFT JOIN _sluice.watermark AS w ON w.relid = s.relid
     WHERE s.relid::oid IN (SELECT o.relid FROM _sluice.sources_of(_pgt_id) AS o)
+        AND (SELECT n.kind <> 'job' OR n.watermark_group = g.name FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id)
     GROUP BY g.name, g.tolerance
     HAVING count(*) > 1
         AND (count(w.watermark) < count(*) OR max(w.watermark) - min(w.watermark) > g.tolerance)
@@ -663,6 +665,10 @@ BEGIN
             ERRCODE = 'null_value_not_allowed',
             MESSAGE = CASE WHEN v_watermark IS NULL THEN 'watermark' ELSE 'source' END || ' must not be null';
     END IF;
+    IF NOT isfinite(v_watermark) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'watermark must be finite';
+    END IF;
     IF v_relid IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'undefined_table',
@@ -719,6 +725,10 @@ BEGIN
             ERRCODE = 'null_value_not_allowed',
             MESSAGE = CASE WHEN v_name IS NULL THEN 'name' ELSE 'tolerance' END || ' must not be null';
     END IF;
+    IF btrim(v_name) = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'name of a watermark group must not be empty';
+    END IF;
     IF (_arguments ->> 'tolerance')::interval < interval '0' THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value', MESSAGE = 'tolerance must not be negative';
@@ -729,6 +739,15 @@ BEGIN
     IF FOUND THEN
         RAISE EXCEPTION USING
             ERRCODE = 'undefined_table', MESSAGE = format('relation "%s" does not exist', v_missing);
+    END IF;
+    SELECT s.value ->> 'name' INTO v_missing
+    FROM jsonb_array_elements(_arguments -> 'sources') AS s
+    WHERE NOT has_table_privilege(_caller, (s.value ->> 'relid')::oid, 'INSERT') LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for relation %s', v_missing),
+            HINT = 'A watermark group needs the INSERT privilege on its sources.';
     END IF;
     SELECT count(DISTINCT s.value ->> 'relid') INTO v_count FROM jsonb_array_elements(_arguments -> 'sources') AS s;
     IF v_count < 2 THEN
@@ -754,12 +773,12 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('create_watermark_group', pg_catalog.jsonb_build_object(
-        'name', name, 'sources', _sluice.name_nodes(sources), 'tolerance', tolerance
+        'name', name, 'sources', _sluice.name_nodes(sources, 'sources'), 'tolerance', tolerance
     ))
 $$;
 COMMENT ON FUNCTION sluice.create_watermark_group(text, text[], interval) IS
 'Keeps sources in step: a node that reads several of them, directly or through others, runs only while their watermarks are no further apart than the tolerance; until then its fires are skipped with the reason gated, and it runs as soon as they are in step. A source without a watermark is out of step.
-A job is gated by the group that it names. Raises 42710 when the group exists.';
+Needs the INSERT privilege on the sources. A job is gated by the group that it names. Raises 42710 when the group exists.';
 
 CREATE FUNCTION _sluice.do_drop_watermark_group(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -769,6 +788,10 @@ AS $$
 DECLARE
     v_group _sluice.watermark_group%ROWTYPE;
 BEGIN
+    IF _arguments ->> 'name' IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'name must not be null';
+    END IF;
+    PERFORM _sluice.begin_definition();
     SELECT * INTO v_group FROM _sluice.watermark_group AS g WHERE g.name = _arguments ->> 'name';
     IF NOT FOUND THEN
         RAISE EXCEPTION USING
@@ -805,7 +828,7 @@ COMMENT ON FUNCTION sluice.drop_watermark_group(text) IS
 
 CREATE VIEW sluice.watermarks AS
 SELECT
-    COALESCE(s.relid, w.relid)::text AS source,
+    format('%I.%I', n.nspname, c.relname) COLLATE "default" AS source,
     w.watermark,
     w.advanced_at,
     w.advanced_by,
@@ -813,7 +836,9 @@ SELECT
     g.tolerance
 FROM _sluice.watermark AS w
 FULL JOIN _sluice.watermark_group_source AS s ON s.relid = w.relid
-LEFT JOIN _sluice.watermark_group AS g ON g.name = s.name;
+LEFT JOIN _sluice.watermark_group AS g ON g.name = s.name
+JOIN pg_class AS c ON c.oid = COALESCE(s.relid, w.relid)
+JOIN pg_namespace AS n ON n.oid = c.relnamespace;
 COMMENT ON VIEW sluice.watermarks IS
     'How far each source has come, one row for every group that it belongs to';
 
@@ -1199,7 +1224,7 @@ BEGIN
                 SELECT FROM _sluice.slot AS s
                 WHERE a.application_name = _sluice.worker_application_name(s.nonce)
             )
-        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::bigint < _epoch
+        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::numeric < _epoch
     );
 END;
 $$;
@@ -1743,6 +1768,10 @@ BEGIN
     DELETE FROM _sluice.drain AS r WHERE r.db_oid <> 0
         AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = r.db_oid);
     DELETE FROM _sluice.pause AS p WHERE NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = p.db_oid);
+    UPDATE _sluice.alert AS a SET closed_at = clock_timestamp()
+    WHERE a.closed_at IS NULL
+        AND a.event IN ('database_failed', 'database_version_mismatch', 'spawn_failed')
+        AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.datname = a.node);
     RETURN QUERY
     SELECT m.db_oid, d.datname::text FROM _sluice.member AS m JOIN pg_database AS d ON d.oid = m.db_oid;
 END;
@@ -1796,6 +1825,10 @@ BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     UPDATE _sluice.member AS m SET state = _state, failures = m.failures + 1, error = _error
     WHERE m.db_oid = _db_oid;
+    IF NOT FOUND THEN
+        -- It has left meanwhile.
+        RETURN;
+    END IF;
     PERFORM _sluice.open_alert(
         'database_' || _state, 'critical', NULL, _sluice.database_name(_db_oid),
         format('database "%s" is not scheduled: %s', _sluice.database_name(_db_oid), _error)
@@ -2065,7 +2098,10 @@ AS $$
 DECLARE
     v_barrier CONSTANT text := 'sluice_run_as_' || _owner;
     v_signature CONSTANT text := format('pg_temp.%I(text, text, boolean)', v_barrier);
-    v_cursors CONSTANT text[] := ARRAY(SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable);
+    -- A name can be taken over by another cursor, its time can't.
+    v_cursors CONSTANT text[] := ARRAY(
+        SELECT c.creation_time || c.name FROM pg_cursors AS c WHERE c.is_holdable
+    );
     v_cursor text;
     v_count bigint;
 BEGIN
@@ -2098,7 +2134,8 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     -- A cursor WITH HOLD is read to its end at commit, with the session's rights.
     FOR v_cursor IN
-        SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable AND c.name <> ALL (v_cursors)
+        SELECT c.name FROM pg_cursors AS c
+        WHERE c.is_holdable AND c.creation_time || c.name <> ALL (v_cursors)
     LOOP
         EXECUTE format('CLOSE %I', v_cursor);
     END LOOP;
@@ -2142,11 +2179,14 @@ SET standard_conforming_strings = on
 SET extra_float_digits = 1
 AS $$
 BEGIN
-    IF _sluice.column_signature(_node.relid) <> _node.column_signature THEN
+    IF _sluice.column_signature(_node.relid) IS DISTINCT FROM _node.column_signature THEN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('columns of stream table %s were changed', _node.relid),
-            DETAIL = format('They were %s, and are %s.', _node.column_signature, _sluice.column_signature(_node.relid)),
+            DETAIL = format(
+                'They were %s, and are %s.',
+                _node.column_signature, COALESCE(_sluice.column_signature(_node.relid), 'none')
+            ),
             HINT = 'Drop the stream table and create it with the query that you want; columns can be renamed.';
     END IF;
     RETURN _sluice.run_as(
@@ -2758,6 +2798,11 @@ BEGIN
     v_node := _sluice.find_own_node(_caller, _arguments);
     UPDATE _sluice.node AS n
     SET query = COALESCE(_arguments ->> 'query', n.query),
+        -- The new query was compared with the columns that the table has now.
+        column_signature = CASE
+            WHEN _arguments ->> 'query' IS NULL THEN n.column_signature
+            ELSE _sluice.column_signature(n.relid)
+        END,
         refresh_mode = COALESCE(_arguments ->> 'refresh_mode', n.refresh_mode),
         schedule = COALESCE(_arguments ->> 'schedule', n.schedule),
         anchor = CASE WHEN v_reschedule THEN clock_timestamp() ELSE n.anchor END,
@@ -3024,6 +3069,12 @@ BEGIN
     IF FOUND THEN
         PERFORM _sluice.settle('{}', true);
     END IF;
+    DELETE FROM _sluice.watermark AS w
+    USING pg_event_trigger_dropped_objects() AS o
+    WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND w.relid = o.objid;
+    DELETE FROM _sluice.watermark_group_source AS s
+    USING pg_event_trigger_dropped_objects() AS o
+    WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND s.relid = o.objid;
 END;
 $$;
 CREATE EVENT TRIGGER sluice_forget_dropped_relations ON sql_drop
@@ -3516,19 +3567,23 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.find_nodes(jsonb) IS 'As find_node, for a list of names; an unknown one is an error';
 
-CREATE FUNCTION _sluice.name_nodes(_nodes text[])
+CREATE FUNCTION _sluice.name_nodes(_nodes text[], _argument text)
 RETURNS jsonb
 LANGUAGE plpgsql STABLE
 AS $$
 BEGIN
-    IF _nodes IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'nodes must not be null';
+    IF _nodes IS NULL OR pg_catalog.array_position(_nodes, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'null_value_not_allowed',
+            MESSAGE = pg_catalog.format(
+                CASE WHEN _nodes IS NULL THEN '%s must not be null' ELSE '%s must not contain nulls' END, _argument
+            );
     END IF;
     -- Cardinality first: a name costs a look at the catalog.
     IF pg_catalog.int4gt(pg_catalog.cardinality(_nodes), _sluice.setting('max_pause_nodes')::integer) THEN
         RAISE EXCEPTION USING
             ERRCODE = 'program_limit_exceeded',
-            MESSAGE = pg_catalog.format('too many nodes: %s', pg_catalog.cardinality(_nodes)),
+            MESSAGE = pg_catalog.format('too many %s: %s', _argument, pg_catalog.cardinality(_nodes)),
             DETAIL = pg_catalog.format('One call takes at most %s (max_pause_nodes).', _sluice.setting('max_pause_nodes'));
     END IF;
     RETURN (
@@ -3539,7 +3594,7 @@ BEGIN
     );
 END;
 $$;
-COMMENT ON FUNCTION _sluice.name_nodes(text[]) IS
+COMMENT ON FUNCTION _sluice.name_nodes(text[], text) IS
     'Names with what they are as relations in the caller''s search_path, hence without a pinned one';
 
 CREATE FUNCTION _sluice.do_pause(_caller name, _arguments jsonb)
@@ -3562,7 +3617,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('pause', pg_catalog.jsonb_build_object(
-        'nodes', _sluice.name_nodes(nodes), 'timeout', timeout, 'wait', wait
+        'nodes', _sluice.name_nodes(nodes, 'nodes'), 'timeout', timeout, 'wait', wait
     ))
     RETURNING result OPERATOR(pg_catalog.#>>) '{}'
 $$;
@@ -3587,7 +3642,7 @@ RETURNS integer
 LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
-    VALUES ('unpause', pg_catalog.jsonb_build_object('nodes', _sluice.name_nodes(nodes)))
+    VALUES ('unpause', pg_catalog.jsonb_build_object('nodes', _sluice.name_nodes(nodes, 'nodes')))
     RETURNING result::integer
 $$;
 COMMENT ON FUNCTION sluice.unpause(text[]) IS
@@ -3819,7 +3874,7 @@ GRANT EXECUTE ON FUNCTION _sluice.invoke(text, jsonb) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.unwrap(jsonb) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.load_package() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.package_directory() TO PUBLIC;
-GRANT EXECUTE ON FUNCTION _sluice.name_nodes(text[]) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION _sluice.name_nodes(text[], text) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.relation_of(text) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.session_settings() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.setting(text) TO PUBLIC;

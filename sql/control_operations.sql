@@ -92,19 +92,23 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.find_nodes(jsonb) IS 'As find_node, for a list of names; an unknown one is an error';
 
-CREATE FUNCTION _sluice.name_nodes(_nodes text[])
+CREATE FUNCTION _sluice.name_nodes(_nodes text[], _argument text)
 RETURNS jsonb
 LANGUAGE plpgsql STABLE
 AS $$
 BEGIN
-    IF _nodes IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'nodes must not be null';
+    IF _nodes IS NULL OR pg_catalog.array_position(_nodes, NULL) IS NOT NULL THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'null_value_not_allowed',
+            MESSAGE = pg_catalog.format(
+                CASE WHEN _nodes IS NULL THEN '%s must not be null' ELSE '%s must not contain nulls' END, _argument
+            );
     END IF;
     -- Cardinality first: a name costs a look at the catalog.
     IF pg_catalog.int4gt(pg_catalog.cardinality(_nodes), _sluice.setting('max_pause_nodes')::integer) THEN
         RAISE EXCEPTION USING
             ERRCODE = 'program_limit_exceeded',
-            MESSAGE = pg_catalog.format('too many nodes: %s', pg_catalog.cardinality(_nodes)),
+            MESSAGE = pg_catalog.format('too many %s: %s', _argument, pg_catalog.cardinality(_nodes)),
             DETAIL = pg_catalog.format('One call takes at most %s (max_pause_nodes).', _sluice.setting('max_pause_nodes'));
     END IF;
     RETURN (
@@ -115,7 +119,7 @@ BEGIN
     );
 END;
 $$;
-COMMENT ON FUNCTION _sluice.name_nodes(text[]) IS
+COMMENT ON FUNCTION _sluice.name_nodes(text[], text) IS
     'Names with what they are as relations in the caller''s search_path, hence without a pinned one';
 
 CREATE FUNCTION _sluice.do_pause(_caller name, _arguments jsonb)
@@ -138,7 +142,7 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('pause', pg_catalog.jsonb_build_object(
-        'nodes', _sluice.name_nodes(nodes), 'timeout', timeout, 'wait', wait
+        'nodes', _sluice.name_nodes(nodes, 'nodes'), 'timeout', timeout, 'wait', wait
     ))
     RETURNING result OPERATOR(pg_catalog.#>>) '{}'
 $$;
@@ -163,7 +167,7 @@ RETURNS integer
 LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
-    VALUES ('unpause', pg_catalog.jsonb_build_object('nodes', _sluice.name_nodes(nodes)))
+    VALUES ('unpause', pg_catalog.jsonb_build_object('nodes', _sluice.name_nodes(nodes, 'nodes')))
     RETURNING result::integer
 $$;
 COMMENT ON FUNCTION sluice.unpause(text[]) IS

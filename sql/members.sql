@@ -79,6 +79,10 @@ BEGIN
     DELETE FROM _sluice.drain AS r WHERE r.db_oid <> 0
         AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = r.db_oid);
     DELETE FROM _sluice.pause AS p WHERE NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = p.db_oid);
+    UPDATE _sluice.alert AS a SET closed_at = clock_timestamp()
+    WHERE a.closed_at IS NULL
+        AND a.event IN ('database_failed', 'database_version_mismatch', 'spawn_failed')
+        AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.datname = a.node);
     RETURN QUERY
     SELECT m.db_oid, d.datname::text FROM _sluice.member AS m JOIN pg_database AS d ON d.oid = m.db_oid;
 END;
@@ -132,6 +136,10 @@ BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     UPDATE _sluice.member AS m SET state = _state, failures = m.failures + 1, error = _error
     WHERE m.db_oid = _db_oid;
+    IF NOT FOUND THEN
+        -- It has left meanwhile.
+        RETURN;
+    END IF;
     PERFORM _sluice.open_alert(
         'database_' || _state, 'critical', NULL, _sluice.database_name(_db_oid),
         format('database "%s" is not scheduled: %s', _sluice.database_name(_db_oid), _error)

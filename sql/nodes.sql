@@ -60,6 +60,7 @@ CREATE TABLE _sluice.node_state (
     gated_since timestamptz
 ) WITH (fillfactor = 50);
 CREATE INDEX node_state_gated_idx ON _sluice.node_state (pgt_id) WHERE gated_since IS NOT NULL;
+SELECT pg_catalog.pg_extension_config_dump('_sluice.node_state', '');
 COMMENT ON TABLE _sluice.node_state IS
     'What runs left behind; it survives restarts. A table of its own, since a run is REPEATABLE READ and the scheduler moves the node on meanwhile; two runs of a node meet here. No row: it has never run';
 

@@ -13,7 +13,7 @@ GRANT EXECUTE ON FUNCTION _sluice.invoke(text, jsonb) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.unwrap(jsonb) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.load_package() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.package_directory() TO PUBLIC;
-GRANT EXECUTE ON FUNCTION _sluice.name_nodes(text[]) TO PUBLIC;
+GRANT EXECUTE ON FUNCTION _sluice.name_nodes(text[], text) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.relation_of(text) TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.session_settings() TO PUBLIC;
 GRANT EXECUTE ON FUNCTION _sluice.setting(text) TO PUBLIC;

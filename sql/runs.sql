@@ -32,7 +32,10 @@ AS $$
 DECLARE
     v_barrier CONSTANT text := 'sluice_run_as_' || _owner;
     v_signature CONSTANT text := format('pg_temp.%I(text, text, boolean)', v_barrier);
-    v_cursors CONSTANT text[] := ARRAY(SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable);
+    -- A name can be taken over by another cursor, its time can't.
+    v_cursors CONSTANT text[] := ARRAY(
+        SELECT c.creation_time || c.name FROM pg_cursors AS c WHERE c.is_holdable
+    );
     v_cursor text;
     v_count bigint;
 BEGIN
@@ -65,7 +68,8 @@ BEGIN
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     -- A cursor WITH HOLD is read to its end at commit, with the session's rights.
     FOR v_cursor IN
-        SELECT c.name FROM pg_cursors AS c WHERE c.is_holdable AND c.name <> ALL (v_cursors)
+        SELECT c.name FROM pg_cursors AS c
+        WHERE c.is_holdable AND c.creation_time || c.name <> ALL (v_cursors)
     LOOP
         EXECUTE format('CLOSE %I', v_cursor);
     END LOOP;
@@ -109,11 +113,14 @@ SET standard_conforming_strings = on
 SET extra_float_digits = 1
 AS $$
 BEGIN
-    IF _sluice.column_signature(_node.relid) <> _node.column_signature THEN
+    IF _sluice.column_signature(_node.relid) IS DISTINCT FROM _node.column_signature THEN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('columns of stream table %s were changed', _node.relid),
-            DETAIL = format('They were %s, and are %s.', _node.column_signature, _sluice.column_signature(_node.relid)),
+            DETAIL = format(
+                'They were %s, and are %s.',
+                _node.column_signature, COALESCE(_sluice.column_signature(_node.relid), 'none')
+            ),
             HINT = 'Drop the stream table and create it with the query that you want; columns can be renamed.';
     END IF;
     RETURN _sluice.run_as(

@@ -179,7 +179,7 @@ BEGIN
                 SELECT FROM _sluice.slot AS s
                 WHERE a.application_name = _sluice.worker_application_name(s.nonce)
             )
-        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::bigint < _epoch
+        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::numeric < _epoch
     );
 END;
 $$;

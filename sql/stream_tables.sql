@@ -119,6 +119,11 @@ BEGIN
     v_node := _sluice.find_own_node(_caller, _arguments);
     UPDATE _sluice.node AS n
     SET query = COALESCE(_arguments ->> 'query', n.query),
+        -- The new query was compared with the columns that the table has now.
+        column_signature = CASE
+            WHEN _arguments ->> 'query' IS NULL THEN n.column_signature
+            ELSE _sluice.column_signature(n.relid)
+        END,
         refresh_mode = COALESCE(_arguments ->> 'refresh_mode', n.refresh_mode),
         schedule = COALESCE(_arguments ->> 'schedule', n.schedule),
         anchor = CASE WHEN v_reschedule THEN clock_timestamp() ELSE n.anchor END,
@@ -385,6 +390,12 @@ BEGIN
     IF FOUND THEN
         PERFORM _sluice.settle('{}', true);
     END IF;
+    DELETE FROM _sluice.watermark AS w
+    USING pg_event_trigger_dropped_objects() AS o
+    WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND w.relid = o.objid;
+    DELETE FROM _sluice.watermark_group_source AS s
+    USING pg_event_trigger_dropped_objects() AS o
+    WHERE o.classid = 'pg_class'::regclass AND o.objsubid = 0 AND s.relid = o.objid;
 END;
 $$;
 CREATE EVENT TRIGGER sluice_forget_dropped_relations ON sql_drop

@@ -2,7 +2,7 @@
 
 CREATE TABLE _sluice.watermark (
     relid regclass CONSTRAINT watermark_pkey PRIMARY KEY,
-    watermark timestamptz NOT NULL,
+    watermark timestamptz NOT NULL CONSTRAINT watermark_watermark_check CHECK (isfinite(watermark)),
     advanced_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     advanced_by regrole NOT NULL
 );
@@ -70,6 +70,7 @@ AS $$
     JOIN _sluice.watermark_group_source AS s ON s.name = g.name
     LEFT JOIN _sluice.watermark AS w ON w.relid = s.relid
     WHERE s.relid::oid IN (SELECT o.relid FROM _sluice.sources_of(_pgt_id) AS o)
+        AND (SELECT n.kind <> 'job' OR n.watermark_group = g.name FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id)
     GROUP BY g.name, g.tolerance
     HAVING count(*) > 1
         AND (count(w.watermark) < count(*) OR max(w.watermark) - min(w.watermark) > g.tolerance)
@@ -139,6 +140,10 @@ BEGIN
             ERRCODE = 'null_value_not_allowed',
             MESSAGE = CASE WHEN v_watermark IS NULL THEN 'watermark' ELSE 'source' END || ' must not be null';
     END IF;
+    IF NOT isfinite(v_watermark) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'watermark must be finite';
+    END IF;
     IF v_relid IS NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'undefined_table',
@@ -195,6 +200,10 @@ BEGIN
             ERRCODE = 'null_value_not_allowed',
             MESSAGE = CASE WHEN v_name IS NULL THEN 'name' ELSE 'tolerance' END || ' must not be null';
     END IF;
+    IF btrim(v_name) = '' THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'name of a watermark group must not be empty';
+    END IF;
     IF (_arguments ->> 'tolerance')::interval < interval '0' THEN
         RAISE EXCEPTION USING
             ERRCODE = 'invalid_parameter_value', MESSAGE = 'tolerance must not be negative';
@@ -205,6 +214,15 @@ BEGIN
     IF FOUND THEN
         RAISE EXCEPTION USING
             ERRCODE = 'undefined_table', MESSAGE = format('relation "%s" does not exist', v_missing);
+    END IF;
+    SELECT s.value ->> 'name' INTO v_missing
+    FROM jsonb_array_elements(_arguments -> 'sources') AS s
+    WHERE NOT has_table_privilege(_caller, (s.value ->> 'relid')::oid, 'INSERT') LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for relation %s', v_missing),
+            HINT = 'A watermark group needs the INSERT privilege on its sources.';
     END IF;
     SELECT count(DISTINCT s.value ->> 'relid') INTO v_count FROM jsonb_array_elements(_arguments -> 'sources') AS s;
     IF v_count < 2 THEN
@@ -230,12 +248,12 @@ LANGUAGE sql VOLATILE
 AS $$
     INSERT INTO _sluice.request (command, arguments)
     VALUES ('create_watermark_group', pg_catalog.jsonb_build_object(
-        'name', name, 'sources', _sluice.name_nodes(sources), 'tolerance', tolerance
+        'name', name, 'sources', _sluice.name_nodes(sources, 'sources'), 'tolerance', tolerance
     ))
 $$;
 COMMENT ON FUNCTION sluice.create_watermark_group(text, text[], interval) IS
 'Keeps sources in step: a node that reads several of them, directly or through others, runs only while their watermarks are no further apart than the tolerance; until then its fires are skipped with the reason gated, and it runs as soon as they are in step. A source without a watermark is out of step.
-A job is gated by the group that it names. Raises 42710 when the group exists.';
+Needs the INSERT privilege on the sources. A job is gated by the group that it names. Raises 42710 when the group exists.';
 
 CREATE FUNCTION _sluice.do_drop_watermark_group(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -245,6 +263,10 @@ AS $$
 DECLARE
     v_group _sluice.watermark_group%ROWTYPE;
 BEGIN
+    IF _arguments ->> 'name' IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'name must not be null';
+    END IF;
+    PERFORM _sluice.begin_definition();
     SELECT * INTO v_group FROM _sluice.watermark_group AS g WHERE g.name = _arguments ->> 'name';
     IF NOT FOUND THEN
         RAISE EXCEPTION USING
@@ -281,7 +303,7 @@ COMMENT ON FUNCTION sluice.drop_watermark_group(text) IS
 
 CREATE VIEW sluice.watermarks AS
 SELECT
-    COALESCE(s.relid, w.relid)::text AS source,
+    format('%I.%I', n.nspname, c.relname) COLLATE "default" AS source,
     w.watermark,
     w.advanced_at,
     w.advanced_by,
@@ -289,6 +311,8 @@ SELECT
     g.tolerance
 FROM _sluice.watermark AS w
 FULL JOIN _sluice.watermark_group_source AS s ON s.relid = w.relid
-LEFT JOIN _sluice.watermark_group AS g ON g.name = s.name;
+LEFT JOIN _sluice.watermark_group AS g ON g.name = s.name
+JOIN pg_class AS c ON c.oid = COALESCE(s.relid, w.relid)
+JOIN pg_namespace AS n ON n.oid = c.relnamespace;
 COMMENT ON VIEW sluice.watermarks IS
     'How far each source has come, one row for every group that it belongs to';

@@ -20,7 +20,8 @@ SELECT results_eq(
     'it gives the pgt_ids in the order of the definitions, and a later one may read an earlier one'
 );
 SELECT results_eq(
-    'SELECT relid::text, schedule, refresh_mode, priority, lock_timeout, refresh_timeout, status FROM _sluice.node ORDER BY pgt_id',
+    'SELECT n.relid::text, n.schedule, n.refresh_mode, n.priority, n.lock_timeout, n.refresh_timeout, v.status
+        FROM _sluice.node AS n JOIN sluice.nodes AS v USING (pgt_id) ORDER BY pgt_id',
     $$VALUES ('one', '@every 1m', 'auto', 0, NULL::interval, NULL::interval, 'active'),
         ('"Two"', 'calculated', 'auto', 4, interval '1 s', NULL, 'active'),
         ('three', '5m', 'full', 0, NULL, interval '2 s', 'needs_init')$$,

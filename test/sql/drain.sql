@@ -22,7 +22,7 @@ SELECT ok(_sluice.drain_in_force(1), 'it is in force from then on');
 SELECT ok(NOT _sluice.drain_in_force(2), 'for its database');
 SELECT is(_sluice.check_drain(1), false, 'while something runs the answer is false');
 SELECT results_eq('SELECT * FROM pg_temp.rows(1)', $$VALUES ('database', 'draining', 1::bigint, 'run of "n5"')$$, 'and its row says what');
-SELECT results_eq('SELECT d FROM _sluice.waiting_databases() AS d', 'VALUES (2::oid)', 'a database that drains gets no worker');
+SELECT results_eq('SELECT db_oid FROM _sluice.waiting_databases()', 'VALUES (2::oid)', 'a database that drains gets no worker');
 SELECT throws_ok($$INSERT INTO _sluice.drain (db_oid, requested_by) VALUES (1, 'x')$$, '23505', NULL, 'there is one request for a scope');
 
 -- Drained

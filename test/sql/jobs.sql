@@ -107,14 +107,15 @@ SELECT results_eq(
 SELECT is(sluice.run_now('nightly'), :'run_id'::uuid, 'asked again it gives that one');
 SELECT sluice.stop() \g /dev/null
 SELECT throws_ok($$SELECT sluice.run_now('nowhere')$$, '42704', 'node "nowhere" does not exist', 'an unknown node');
-UPDATE _sluice.node SET status = 'suspended', consecutive_errors = 3 WHERE pgt_id = :nightly;
+UPDATE _sluice.node SET status = 'suspended' WHERE pgt_id = :nightly;
+INSERT INTO _sluice.node_state (pgt_id, consecutive_errors) VALUES (:nightly, 3);
 SELECT is(
     pg_temp.error_of($$SELECT sluice.run_now('nightly')$$), E'55000: "nightly" is suspended\nHINT: Clear that with sluice.reset().', 'a suspended node'
 );
 UPDATE _sluice.node SET retry_at = now(), retry_of = now() WHERE pgt_id = :nightly;
 SELECT sluice.reset('nightly') \g /dev/null
 SELECT results_eq(
-    format('SELECT status, consecutive_errors, retry_at, retry_of FROM _sluice.node WHERE pgt_id = %s', :nightly),
+    format('SELECT n.status, s.consecutive_errors, n.retry_at, n.retry_of FROM _sluice.node AS n JOIN _sluice.node_state AS s USING (pgt_id) WHERE pgt_id = %s', :nightly),
     $$VALUES ('active', 0, NULL::timestamptz, NULL::timestamptz)$$,
     'reset() clears suspension, errors and retry'
 );

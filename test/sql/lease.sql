@@ -1,6 +1,6 @@
 -- The lease of the control database: one leader, under an epoch that fences all that it does.
 \ir setup.psql
-SELECT plan(21);
+SELECT plan(22);
 
 CREATE FUNCTION pg_temp.lapse() RETURNS void LANGUAGE sql AS $$
     UPDATE _sluice.lease SET expires_at = clock_timestamp() - interval '1 ms'
@@ -37,6 +37,7 @@ SELECT is(
     'a lapsed one does not'
 );
 SELECT throws_ok('SELECT _sluice.renew_lease(42, 10)', 'SL001', 'leadership lost', 'a lapsed lease is lost, not renewed');
+SELECT throws_ok('SELECT _sluice.release_lease(42)', 'SL001', 'leadership lost', 'nor released');
 SELECT results_eq(
     'SELECT acquired, epoch FROM _sluice.acquire_lease(12, ''2024-01-01'', 3600)', 'VALUES (true, 43::bigint)', 'it goes to the next who asks'
 );

@@ -1,7 +1,7 @@
 -- Membership of databases and their health, in the control database. pg_cron's part is played by a
 -- table and two functions of the same names.
 \ir setup.psql
-SELECT plan(31);
+SELECT plan(41);
 
 CREATE SCHEMA cron;
 CREATE TABLE cron.job (jobid serial, jobname text, schedule text, command text, active boolean DEFAULT true);
@@ -78,16 +78,51 @@ SELECT _sluice.record_failed_tick(:epoch, :own, 'failed', 'x'), _sluice.record_f
 SELECT _sluice.record_tick(:epoch, :own, 1) \g /dev/null
 SELECT is(pg_temp.open_alerts(), NULL, 'a tick closes all that was open about its database');
 SELECT is(
-    (SELECT string_agg(e, E'\n' ORDER BY n) FROM unnest(ARRAY[
+    (SELECT string_agg(COALESCE(e, 'no error'), E'\n' ORDER BY n) FROM unnest(ARRAY[
         pg_temp.error_of(format('SELECT * FROM _sluice.members(%s)', :epoch - 1)),
         pg_temp.error_of(format('SELECT _sluice.record_tick(%s, 1, 1)', :epoch - 1)),
-        pg_temp.error_of(format('SELECT _sluice.record_failed_tick(%s, 1, ''failed'', ''x'')', :epoch - 1))
-    ]) WITH ORDINALITY AS x (e, n) WHERE e NOT LIKE 'SL001: leadership lost%'),
+        pg_temp.error_of(format('SELECT _sluice.record_failed_tick(%s, 1, ''failed'', ''x'')', :epoch - 1)),
+        pg_temp.error_of(format('SELECT _sluice.record_spawn_failure(%s, 1, ''x'')', :epoch - 1)),
+        pg_temp.error_of(format('SELECT * FROM _sluice.orphaned_runs(%s)', :epoch - 1))
+    ]) WITH ORDINALITY AS x (e, n) WHERE e IS NULL OR e NOT LIKE 'SL001: leadership lost%'),
     NULL, 'a former leader can do none of this'
 );
 SELECT throws_ok(
     format($$SELECT _sluice.record_failed_tick(%s, %s, 'odd', 'x')$$, :epoch, :own), '23514', NULL, 'a state that is none'
 );
+
+-- Workers that can't be started
+SELECT is(
+    ARRAY[_sluice.record_spawn_failure(:epoch, :own, 'no slot of mine'), _sluice.record_spawn_failure(:epoch, :own, 'no way in')], ARRAY[1, 2],
+    'workers that did not come about are counted'
+);
+SELECT results_eq(
+    'SELECT event, severity, node, message FROM sluice.alerts WHERE closed_at IS NULL',
+    format($$VALUES ('spawn_failed', 'critical', %1$L, 'no worker can be started in database "%1$s": no slot of mine')$$, current_database()),
+    'with one alert'
+);
+SELECT _sluice.record_tick(:epoch, :own, 1) \g /dev/null
+SELECT is(
+    (SELECT r.error FROM jsonb_to_recordset(_sluice.database_rows()) AS r (db_oid oid, error text) WHERE r.db_oid = :own), 'no way in',
+    'databases() shows the latest error, which a tick does not end'
+);
+SELECT nonce FROM _sluice.reserve_slot(:epoch, :second) \gset
+SELECT _sluice.activate_slot(:epoch, :'nonce', 2147483647, '2024-01-01') \g /dev/null
+SELECT is((SELECT spawn_failures FROM _sluice.member WHERE db_oid = :own), 2, 'nor does a worker of another database');
+SELECT nonce FROM _sluice.reserve_slot(:epoch, :own) \gset
+SELECT is((SELECT spawn_failures FROM _sluice.member WHERE db_oid = :own), 2, 'nor a reservation');
+SELECT _sluice.activate_slot(:epoch, :'nonce', 2147483647, '2024-01-01') \g /dev/null
+SELECT results_eq(
+    format('SELECT spawn_failures, spawn_error, pg_temp.open_alerts() FROM _sluice.member WHERE db_oid = %s', :own),
+    'VALUES (0, NULL::text, NULL::text)',
+    'a worker that goes live ends the count and closes the alert'
+);
+DELETE FROM _sluice.slot;
+SELECT is(_sluice.record_spawn_failure(:epoch, 1000, 'x'), NULL, 'a database that is no member has no count');
+SELECT is(pg_temp.open_alerts(), NULL, 'and no alert: nobody would close it');
+SELECT _sluice.record_failed_tick(:epoch, 1000, 'failed', 'x') \g /dev/null
+SELECT is(pg_temp.open_alerts(), NULL, 'nor has its failed tick one');
+UPDATE _sluice.alert SET closed_at = now() WHERE closed_at IS NULL;
 
 -- The rows that users see
 INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at) VALUES (:own, 1, 'n1', now(), now()), (:own, 2, 'n2', now(), now()), (:second, 1, 'm1', now(), now());
@@ -129,7 +164,7 @@ SELECT set_config('application_name', 'pg_sluice scheduler ' || :epoch - 1, true
 SELECT is_empty(format('SELECT 1 FROM _sluice.orphaned_runs(%s)', :epoch), 'not while that session is there');
 SELECT set_config('application_name', 'pgTAP', true), pg_stat_clear_snapshot() \g /dev/null
 UPDATE _sluice.queue SET slot = 3 WHERE state = 'running';
-INSERT INTO _sluice.slot (slot, state, db_oid, deadline) VALUES (3, 'reserved', :own, now());
+INSERT INTO _sluice.slot (slot, state, db_oid, epoch, deadline) VALUES (3, 'reserved', :own, :epoch - 1, now());
 SELECT is_empty(format('SELECT 1 FROM _sluice.orphaned_runs(%s)', :epoch), 'nor while its worker has a slot');
 UPDATE _sluice.queue SET epoch = :epoch WHERE state = 'running';
 DELETE FROM _sluice.slot;
@@ -137,10 +172,10 @@ SELECT is_empty(format('SELECT 1 FROM _sluice.orphaned_runs(%s)', :epoch), 'and 
 
 -- Leaving
 UPDATE _sluice.alert SET closed_at = now();
-SELECT _sluice.record_failed_tick(:epoch, :own, 'failed', 'x') \g /dev/null
+SELECT _sluice.record_failed_tick(:epoch, :own, 'failed', 'x'), _sluice.record_spawn_failure(:epoch, :own, 'x') \g /dev/null
 SELECT _sluice.leave_database(:own) \g /dev/null
 SELECT is((SELECT string_agg(name, ',' ORDER BY name) FROM _sluice.queue), 'm1,n1', 'leaving forgets what was queued; what runs ends as usual');
-SELECT is(pg_temp.open_alerts(), NULL, 'and closes the alert about it, which no tick would');
+SELECT is(pg_temp.open_alerts(), NULL, 'and closes the alerts about it, which no tick would');
 SELECT is((SELECT count(*) FROM cron.job), 2::bigint, 'the entry of pg_cron stays for the other database');
 SELECT _sluice.leave_database(:second), _sluice.leave_database(:second) \g /dev/null
 SELECT is(pg_temp.jobs(), 'theirs|0 0 * * *|SELECT 1|t', 'the last one takes it along');
@@ -148,6 +183,7 @@ SELECT is(pg_temp.jobs(), 'theirs|0 0 * * *|SELECT 1|t', 'the last one takes it 
 -- Dropped databases
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1000, 'x'), (:own, 'x');
 INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at) VALUES (1000, 1, 'gone', now(), now());
+SELECT _sluice.record_failed_tick(:epoch, 1000, 'failed', 'database does not exist') \g /dev/null
 INSERT INTO _sluice.drain (db_oid, requested_by) VALUES (1000, 'x'), (0, 'x'), (:own, 'x');
 INSERT INTO _sluice.pause (db_oid, pgt_id, name, requested_by) VALUES (1000, 1, 'gone', 'x'), (:own, 1, 'n1', 'x');
 SELECT is((SELECT count(*) FROM _sluice.members(:epoch)), 1::bigint, 'a dropped database is not scheduled');
@@ -157,6 +193,7 @@ SELECT results_eq(
     'VALUES (0::bigint, 0::bigint, 0::bigint, 0::bigint)',
     'and leaves nothing behind'
 );
+SELECT is(pg_temp.open_alerts(), NULL, 'no alert either');
 SELECT results_eq(
     'SELECT (SELECT count(*) FROM _sluice.drain), (SELECT count(*) FROM _sluice.pause)', 'VALUES (2::bigint, 1::bigint)', 'what others asked for stays'
 );

@@ -1,6 +1,6 @@
 -- The closed list of what the extension shows to users, and the rules that all its objects keep.
 \ir setup.psql
-SELECT plan(20);
+SELECT plan(22);
 
 CREATE ROLE sluice_test_nobody;
 CREATE FUNCTION pg_temp.columns(_view text) RETURNS text LANGUAGE sql AS $$
@@ -28,6 +28,7 @@ SELECT is(
         FROM pg_proc AS p
         WHERE p.pronamespace = 'sluice'::regnamespace),
     concat_ws(E'\n',
+        'advance_watermark(source text, watermark timestamp with time zone) void',
         'alter_stream_table(name text, query text DEFAULT NULL::text, schedule text DEFAULT NULL::text, refresh_mode text DEFAULT NULL::text, '
             'priority integer DEFAULT NULL::integer, lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval) void',
         'bulk_create(definitions jsonb) TABLE(name text, pgt_id bigint)',
@@ -35,12 +36,14 @@ SELECT is(
         'create_stream_table(name text, query text, schedule text DEFAULT ''@every 1m''::text, refresh_mode text DEFAULT ''auto''::text, '
             'initialize boolean DEFAULT true, priority integer DEFAULT 0, lock_timeout interval DEFAULT NULL::interval, '
             'refresh_timeout interval DEFAULT NULL::interval) bigint',
+        'create_watermark_group(name text, sources text[], tolerance interval DEFAULT ''00:00:00''::interval) void',
         'databases() TABLE(db_oid oid, database text, state text, last_tick_at timestamp with time zone, last_tick_ms double precision, '
             'queued bigint, running bigint, drain text, error text)',
         'drain(timeout interval DEFAULT NULL::interval, cluster boolean DEFAULT false, wait boolean DEFAULT true) text',
         'drain_status() TABLE(scope text, state text, requested_by text, requested_at timestamp with time zone, '
             'drained_at timestamp with time zone, active bigint, waiting_for text)',
         'drop_stream_table(name text, cascade boolean DEFAULT false) void',
+        'drop_watermark_group(name text) void',
         'effective_limit() TABLE("limit" integer, ingredient text, value integer, binding boolean)',
         'explain_stream_table(name text) TABLE(property text, value text)',
         'health_check() TABLE("check" text, status text, detail text, hint text)',
@@ -55,7 +58,8 @@ SELECT is(
         'run(IN run_for interval DEFAULT ''01:00:00''::interval) procedure',
         'run_now(name text) uuid',
         'schedule(job_name text, schedule text, command text, transactional boolean DEFAULT true, catch_up integer DEFAULT 1, '
-            'priority integer DEFAULT 0, lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval) bigint',
+            'priority integer DEFAULT 0, lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval, '
+            'watermark_group text DEFAULT NULL::text) bigint',
         'schedule_refresh(matview text, schedule text, "concurrently" boolean DEFAULT true, priority integer DEFAULT 0, '
             'lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval) bigint',
         'start() void',
@@ -70,22 +74,29 @@ SELECT is(
     pg_temp.list($$has_function_privilege('sluice_test_nobody', p.oid, 'EXECUTE')$$),
     concat_ws(E'\n',
         '_sluice.check_setting(text,text,boolean)', '_sluice.invoke(text,jsonb)', '_sluice.load_package()',
-        '_sluice.name_nodes(text[])', '_sluice.package_directory()', '_sluice.setting(text)', '_sluice.unwrap(jsonb)'
+        '_sluice.name_nodes(text[],text)', '_sluice.package_directory()', '_sluice.relation_of(text)', '_sluice.session_settings()',
+        '_sluice.setting(text)', '_sluice.unwrap(jsonb)'
     ),
     'the doors: nothing else is for everybody'
 );
 SELECT is(
-    pg_temp.list($$p.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp']$$),
+    pg_temp.list($$p.proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (p.proconfig)$$),
     concat_ws(E'\n',
-        '_sluice.lead(double precision,jsonb)', '_sluice.name_nodes(text[])',
-        'sluice.alter_stream_table(text,text,text,text,integer,interval,interval)', 'sluice.bulk_create(jsonb)',
-        'sluice.create_stream_table(text,text,text,text,boolean,integer,interval,interval)', 'sluice.drop_stream_table(text,boolean)',
+        '_sluice.lead(double precision,jsonb)', '_sluice.name_nodes(text[],text)', '_sluice.relation_of(text)', '_sluice.session_settings()',
+        'sluice.advance_watermark(text,timestamp with time zone)', 'sluice.alter_stream_table(text,text,text,text,integer,interval,interval)', 'sluice.bulk_create(jsonb)',
+        'sluice.create_stream_table(text,text,text,text,boolean,integer,interval,interval)',
+        'sluice.create_watermark_group(text,text[],interval)', 'sluice.drop_stream_table(text,boolean)', 'sluice.drop_watermark_group(text)',
         'sluice.explain_stream_table(text)', 'sluice.pause(text[],interval,boolean)', 'sluice.refresh_stream_table(text,boolean)',
         'sluice.reset(text)', 'sluice.run(interval)', 'sluice.run_now(text)',
-        'sluice.schedule(text,text,text,boolean,integer,integer,interval,interval)',
+        'sluice.schedule(text,text,text,boolean,integer,integer,interval,interval,text)',
         'sluice.schedule_refresh(text,text,boolean,integer,interval,interval)', 'sluice.unpause(text[])', 'sluice.unschedule(text)'
     ),
     'what resolves names for the caller, or commits, has no pinned search_path; all others have that one'
+);
+SELECT is(
+    pg_temp.list($$cardinality(p.proconfig) > 1$$),
+    concat_ws(E'\n', '_sluice.invoke(text,jsonb)', '_sluice.refresh_stream_table(_sluice.node,oid)'),
+    'two pin more: where a query is written down, and where it is read'
 );
 SELECT is(
     pg_temp.list($$p.prosecdef AND p.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp']$$), NULL,
@@ -121,7 +132,7 @@ SELECT is(
 -- Views
 SELECT is(
     (SELECT string_agg(c.relname, ' ' ORDER BY c.relname) FROM pg_class AS c WHERE c.relnamespace = 'sluice'::regnamespace AND c.relkind <> 'c'),
-    'alerts history nodes settings', 'the public views'
+    'alerts history nodes settings watermarks', 'the public views'
 );
 SELECT is(
     (SELECT string_agg(c.relname, ' ') FROM pg_class AS c
@@ -143,6 +154,7 @@ SELECT matches(
 SELECT matches(
     pg_temp.columns('sluice.settings'), '^name value default min max unit scope description\M', 'columns of settings'
 );
+SELECT matches(pg_temp.columns('sluice.watermarks'), '^source watermark advanced_at advanced_by group tolerance\M', 'columns of watermarks');
 
 -- All of it
 SELECT is(
@@ -170,7 +182,8 @@ SELECT is(
     (SELECT string_agg(c.oid::regclass::text, ' ' ORDER BY c.oid::regclass::text COLLATE "C")
         FROM pg_extension AS e CROSS JOIN unnest(e.extconfig) AS x (relid) JOIN pg_class AS c ON c.oid = x.relid
         WHERE e.extname = 'pg_sluice'),
-    '_sluice.dependency _sluice.graph _sluice.node _sluice.node_pgt_id_seq _sluice.setting', 'what pg_dump takes along: definitions, never what runs'
+    '_sluice.dependency _sluice.graph _sluice.node _sluice.node_pgt_id_seq _sluice.node_state _sluice.setting _sluice.watermark _sluice.watermark_group '
+    '_sluice.watermark_group_source', 'what pg_dump takes along: definitions, never what runs'
 );
 SELECT is(
     (SELECT string_agg(format('%s %s', t.evtname, t.evtevent), ', ' ORDER BY t.evtname) FROM pg_event_trigger AS t),

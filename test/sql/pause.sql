@@ -66,7 +66,7 @@ SELECT is(
 SELECT is(sluice.unpause('{t}'), 0, 'and then nothing was paused');
 SELECT throws_ok('SELECT sluice.pause(NULL)', '22004', 'nodes must not be null', 'NULL for the nodes');
 SELECT throws_ok('SELECT sluice.unpause(NULL)', '22004', 'nodes must not be null', 'likewise');
-SELECT throws_ok($$SELECT sluice.pause('{t,NULL}')$$, '22004', 'name must not be null', 'NULL among the nodes');
+SELECT throws_ok($$SELECT sluice.pause('{t,NULL}')$$, '22004', 'nodes must not contain nulls', 'NULL among the nodes');
 SELECT is(pg_temp.error_of($$SELECT sluice.pause('{}')$$), NULL, 'no nodes');
 SELECT is(
     pg_temp.error_of('SELECT sluice.pause(array_fill(''nowhere''::text, ''{101}''))'),

@@ -68,7 +68,8 @@ SELECT throws_ok(
 SELECT is_empty(
     $$SELECT c.command
       FROM unnest(ARRAY['create_stream_table', 'alter_stream_table', 'drop_stream_table', 'refresh_stream_table',
-        'explain_stream_table', 'bulk_create', 'schedule_refresh', 'schedule', 'unschedule', 'run_now', 'reset', 'pause', 'unpause']) AS c (command)
+        'explain_stream_table', 'bulk_create', 'schedule_refresh', 'schedule', 'unschedule', 'run_now', 'reset', 'pause', 'unpause',
+        'advance_watermark', 'create_watermark_group', 'drop_watermark_group']) AS c (command)
       WHERE pg_temp.error_of(format('INSERT INTO _sluice.request (command, arguments) VALUES (%L, %L)', c.command, '{"name": "her_job"}'))
         IS DISTINCT FROM format('42501: permission denied for function %s', c.command)$$,
     'the door asks for the same grants'
@@ -78,8 +79,9 @@ SELECT throws_ok(
     '42883', 'command "forget_everything" does not exist', 'the door knows only public functions'
 );
 SELECT throws_ok(
-    $$SELECT _sluice.unwrap(_sluice.invoke('schedule', '{"search_path": "public", "name": "mine", "schedule": "manual", "command": "SELECT 1",
-        "transactional": true, "catch_up": 1, "priority": 0, "lock_timeout": null, "refresh_timeout": null}'))$$,
+    $$SELECT _sluice.unwrap(_sluice.invoke('schedule', jsonb_build_object('session', _sluice.session_settings(), 'name', 'mine',
+        'schedule', 'manual', 'command', 'SELECT 1', 'transactional', true, 'catch_up', 1, 'priority', 0, 'lock_timeout', NULL,
+        'refresh_timeout', NULL, 'watermark_group', NULL)))$$,
     '42501', 'permission denied for function schedule', 'the package, called directly, asks for the same grants'
 );
 SELECT throws_ok(
@@ -111,11 +113,10 @@ SELECT throws_ok(
 CREATE VIEW forged_root AS SELECT command, arguments, caller FROM _sluice.request;
 ALTER VIEW forged_root ALTER COLUMN caller SET DEFAULT 'postgres';
 SELECT pg_temp.error_of($$INSERT INTO forged_root (command, arguments) VALUES ('schedule', '{"name": "root_job", "schedule": "manual",
-        "command": "SELECT 1", "transactional": true, "catch_up": 1, "priority": 0, "search_path": "public"}')$$) \g /dev/null
+        "command": "SELECT 1", "transactional": true, "catch_up": 1, "priority": 0, "session": {"search_path": "public"}}')$$) \g /dev/null
 RESET ROLE;
 SELECT is_empty(
-    $$SELECT job_name FROM _sluice.node WHERE job_name = 'root_job' AND job_owner = 'postgres'::regrole$$,
-    'such a view makes no job of a superuser'
+    $$SELECT job_name FROM _sluice.node WHERE job_owner = 'postgres'::regrole$$, 'such a view makes no job of a superuser'
 );
 SET LOCAL ROLE sluice_test_mallory;
 

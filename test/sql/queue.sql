@@ -1,6 +1,6 @@
 -- The queue of the control database: every transition, and every one that is refused.
 \ir setup.psql
-SELECT plan(40);
+SELECT plan(45);
 
 -- Databases of this test have OIDs that no database has.
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
@@ -89,6 +89,13 @@ SELECT pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2)) \g /dev/null
 UPDATE _sluice.queue SET not_before = 'infinity' WHERE pgt_id = 1;
 SELECT is(ARRAY[pg_temp.claim(), pg_temp.claim()], ARRAY[2, NULL]::bigint[], 'not before its time');
 
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(3, _due_at => '2024-01-03'), pg_temp.run(1, _due_at => '2024-01-01'), pg_temp.run(2, _due_at => '2024-01-02')) \g /dev/null
+SELECT is(
+    ARRAY[pg_temp.claim(), pg_temp.claim(), pg_temp.claim()], ARRAY[3, 1, 2]::bigint[],
+    'runs that were queued together keep their order, which is the tick''s'
+);
+
 -- Upstream first
 SELECT pg_temp.clear() \g /dev/null
 SELECT pg_temp.enqueue(pg_temp.run(1, -100), pg_temp.run(2, 100, '{1}')) \g /dev/null
@@ -125,11 +132,18 @@ SELECT pg_temp.clear() \g /dev/null
 SELECT _sluice.store_setting('cluster', 'max_queue_depth', '2') \g /dev/null
 SELECT is(
     pg_temp.enqueue(pg_temp.run(1, _due_at => '2024-01-03'), pg_temp.run(2, _due_at => '2024-01-01'), pg_temp.run(3, _due_at => '2024-01-02')),
-    ARRAY[2, 3]::bigint[], 'a full queue takes what has been due for longest'
+    ARRAY[1, 2]::bigint[], 'a full queue takes the first ones of the tick''s order, whenever they were due'
 );
 SELECT pg_temp.clear() \g /dev/null
 SELECT pg_temp.enqueue(pg_temp.run(1)) \g /dev/null
 SELECT is(pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2)), ARRAY[2]::bigint[], 'a run that is queued already takes no place of another');
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1)) \g /dev/null
+SELECT pg_temp.claim() \g /dev/null
+SELECT is(
+    pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2), pg_temp.run(3), pg_temp.run(4)), ARRAY[2, 3]::bigint[], 'nor does one that runs'
+);
+SELECT is((SELECT string_agg(pgt_id::text, ',' ORDER BY pgt_id) FROM _sluice.queue), '1,2,3', 'and what did not fit is not there');
 
 -- run_now()
 SELECT pg_temp.clear() \g /dev/null
@@ -139,6 +153,12 @@ SELECT is(pg_temp.claim(), 1::bigint, 'which can be claimed');
 SELECT is(_sluice.enqueue_now(1, pg_temp.run(1)), NULL, 'and while it runs there is no other');
 SELECT pg_temp.enqueue(pg_temp.run(2), pg_temp.run(3)) \g /dev/null
 SELECT is(_sluice.enqueue_now(1, pg_temp.run(4)), NULL, 'a full queue takes no run of a user either');
+
+-- What a row can't be
+SELECT throws_ok(
+    $$INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at) VALUES (1, 1, 'n1', now(), now())$$, '23505', NULL, 'a node has one live run'
+);
+SELECT throws_ok($$UPDATE _sluice.queue SET epoch = NULL WHERE state = 'running'$$, '23514', NULL, 'what runs has a leader');
 
 -- Counts
 SELECT results_eq(

@@ -1,6 +1,6 @@
 -- _sluice.perform() and what records runs: outcomes, history, the node's memory, once per fire.
 \ir setup.psql
-SELECT plan(39);
+SELECT plan(42);
 
 CREATE ROLE sluice_test_alice;
 CREATE ROLE sluice_test_bob;
@@ -45,7 +45,8 @@ SELECT results_eq(
     'its history row'
 );
 SELECT results_eq(
-    format('SELECT status, last_outcome, consecutive_errors, last_run_at = last_success_at FROM _sluice.node WHERE pgt_id = %s', :stream),
+    format('SELECT n.status, n.last_outcome, n.consecutive_errors, n.last_run_at = s.last_success_at
+        FROM sluice.nodes AS n JOIN _sluice.node_state AS s USING (pgt_id) WHERE pgt_id = %s', :stream),
     $$VALUES ('active', 'succeeded', 0, true)$$,
     'the first run initializes the node'
 );
@@ -89,15 +90,24 @@ UPDATE _sluice.history SET due_at = '2024-01-03' WHERE run_id = md5('8')::uuid;
 SELECT is(pg_temp.run(9, :job, '2024-01-03'), 'succeeded', 'a fire that failed runs again');
 UPDATE _sluice.node SET transactional = false WHERE pgt_id = :job;
 SELECT results_eq(
-    format($$SELECT command, owner_name::text COLLATE "default", is_superuser FROM _sluice.top_level_command(%s, '2024-01-04')$$, :job),
-    $$VALUES ('INSERT INTO ran VALUES (current_user, ''job'')', 'sluice_test_alice', false)$$,
+    format($$SELECT command, search_path, owner_name, is_superuser FROM _sluice.top_level_command(md5('10')::uuid, %s, '2024-01-04', 1)$$, :job),
+    $$VALUES ('INSERT INTO ran VALUES (current_user, ''job'')', '"$user", public', 'sluice_test_alice', false)$$,
     'a job at top level: what to execute and as whom'
 );
+SELECT is_empty($$SELECT 1 FROM sluice.history WHERE run_id = md5('10')::uuid$$, 'which is not on record before it has run');
 SELECT _sluice.record_top_level_run(md5('10')::uuid, :job, '2024-01-04', 1, now(), NULL) \g /dev/null
 SELECT results_eq(
     $$SELECT mode, outcome FROM sluice.history WHERE run_id = md5('10')::uuid$$, $$VALUES ('top_level', 'succeeded')$$, 'its success'
 );
-SELECT is_empty(format($$SELECT 1 FROM _sluice.top_level_command(%s, '2024-01-04')$$, :job), 'after which there is nothing to execute');
+SELECT is_empty(
+    format($$SELECT 1 FROM _sluice.top_level_command(md5('15')::uuid, %s, '2024-01-04', 3)$$, :job), 'after which there is nothing to execute'
+);
+SELECT results_eq(
+    $$SELECT mode, outcome, attempt, due_at, reason FROM sluice.history WHERE run_id = md5('15')::uuid$$,
+    $$VALUES (NULL::text, 'skipped', 3, timestamptz '2024-01-04', 'duplicate')$$,
+    'which is on record'
+);
+SELECT is_empty($$SELECT 1 FROM _sluice.top_level_command(md5('16')::uuid, 999, '2024-01-04', 1)$$, 'nor is there for a job that is gone');
 
 -- Not run at all
 SELECT is(pg_temp.run(11, 999), 'skipped', 'a node that is gone is skipped');
@@ -120,8 +130,8 @@ SELECT results_eq(
     'a failed attempt is one history row'
 );
 SELECT results_eq(
-    format($$SELECT status, last_outcome, consecutive_errors, due_at = retry_at, retry_at > clock_timestamp() + interval '5 s', retry_of
-        FROM _sluice.node WHERE pgt_id = %s$$, :stream),
+    format($$SELECT n.status, s.last_outcome, s.consecutive_errors, n.due_at = n.retry_at, n.retry_at > clock_timestamp() + interval '5 s', n.retry_of
+        FROM _sluice.node AS n JOIN _sluice.node_state AS s USING (pgt_id) WHERE pgt_id = %s$$, :stream),
     $$VALUES ('active', 'lock_timeout', 1, true, true, timestamptz '2024-01-01')$$,
     'one count, and its retry is what is due next'
 );
@@ -131,7 +141,7 @@ SELECT pg_temp.fail(1, :stream, true, 10) \g /dev/null
 SELECT is(_sluice.failures(:stream), 1, 'nor does recording a failure of a run that committed');
 SELECT pg_temp.fail(21, :stream, false, NULL) \g /dev/null
 SELECT results_eq(
-    format('SELECT consecutive_errors, retry_at, retry_of FROM _sluice.node WHERE pgt_id = %s', :stream),
+    format('SELECT s.consecutive_errors, n.retry_at, n.retry_of FROM _sluice.node AS n JOIN _sluice.node_state AS s USING (pgt_id) WHERE pgt_id = %s', :stream),
     'VALUES (1, NULL::timestamptz, NULL::timestamptz)',
     'an outcome that does not count counts for nothing and has no retry'
 );
@@ -140,7 +150,7 @@ SELECT is(_sluice.failures(:stream), 0, 'ends the count');
 SELECT pg_temp.fail(n, :stream, true, 1) FROM generate_series(23, 24) AS n \g /dev/null
 SELECT pg_temp.fail(25, :stream, true, NULL) \g /dev/null
 SELECT results_eq(
-    format('SELECT status, consecutive_errors, due_at FROM _sluice.node WHERE pgt_id = %s', :stream),
+    format('SELECT n.status, s.consecutive_errors, n.due_at FROM _sluice.node AS n JOIN _sluice.node_state AS s USING (pgt_id) WHERE pgt_id = %s', :stream),
     $$VALUES ('suspended', 3, NULL::timestamptz)$$,
     'at max_consecutive_errors the node is suspended and never due'
 );
@@ -152,7 +162,7 @@ SELECT results_eq(
 );
 SELECT sluice.reset('stream') \g /dev/null
 SELECT results_eq(
-    format('SELECT status, consecutive_errors, (SELECT count(*) FROM sluice.alerts WHERE closed_at IS NULL) FROM _sluice.node WHERE pgt_id = %s', :stream),
+    format('SELECT status, consecutive_errors, (SELECT count(*) FROM sluice.alerts WHERE closed_at IS NULL) FROM sluice.nodes WHERE pgt_id = %s', :stream),
     $$VALUES ('active', 0, 0::bigint)$$,
     'reset() lifts it and closes the alert'
 );

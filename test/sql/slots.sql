@@ -1,6 +1,6 @@
 -- The worker slots of the control database: never more than the limit, freed only when the session is gone.
 \ir setup.psql
-SELECT plan(34);
+SELECT plan(39);
 
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
 SELECT _sluice.store_setting('cluster', 'max_workers', '2') \g /dev/null
@@ -35,9 +35,9 @@ SELECT results_eq(
     'a reservation, with the name that its session will carry'
 );
 SELECT results_eq(
-    $$SELECT state, db_oid, pid, backend_start, deadline - since BETWEEN interval '9 s' AND interval '11 s' FROM _sluice.slot$$,
-    $$VALUES ('reserved', 1::oid, NULL::integer, NULL::timestamptz, true)$$,
-    'it has no session yet, and worker_start_timeout to get one'
+    $$SELECT state, db_oid, epoch, pid, backend_start, deadline - since BETWEEN interval '9 s' AND interval '11 s' FROM _sluice.slot$$,
+    format($$VALUES ('reserved', 1::oid, %s::bigint, NULL::integer, NULL::timestamptz, true)$$, :epoch),
+    'it is its leader''s, has no session yet, and worker_start_timeout to get one'
 );
 SELECT is(pg_temp.reserve(), 2, 'a second');
 SELECT is(pg_temp.reserve(), NULL, 'beyond the limit there is none');
@@ -71,25 +71,32 @@ SELECT pg_temp.nonce(2) AS nonce \gset
 SELECT throws_ok(
     format('SELECT _sluice.release_slot(%s, %L)', :epoch - 1, :'nonce'), 'SL001', 'leadership lost', 'a former leader frees none'
 );
-SELECT ok(_sluice.release_slot(:epoch, :'nonce'), 'a reservation that no session carries is');
+SELECT set_config('application_name', 'pg_sluice worker ' || :'nonce', true), pg_temp.look_again() \g /dev/null
+SELECT ok(NOT _sluice.release_slot(:epoch, :'nonce'), 'nor a reservation that a session carries');
+SELECT set_config('application_name', 'pgTAP', true), pg_temp.look_again() \g /dev/null
+SELECT ok(_sluice.release_slot(:epoch, :'nonce'), 'one that no session carries is');
 SELECT ok(_sluice.release_slot(:epoch, :'nonce'), 'and one that is free already');
 SELECT is(pg_temp.reserve(), 2, 'its number is used again');
 UPDATE _sluice.slot SET backend_start = backend_start - interval '1 s' WHERE slot = 1;
 SELECT ok(_sluice.release_slot(:epoch, pg_temp.nonce(1)), 'another process under the same number is not the worker');
 
 -- Reconciling
-SELECT is(pg_temp.reserve(), 1, 'a reservation that is not overdue');
-UPDATE _sluice.slot SET deadline = 'infinity';
-SELECT is(_sluice.reconcile_slots(:epoch), 0, 'stays though no session carries it');
+SELECT is(pg_temp.reserve(), 1, 'a reservation of the present leader');
+UPDATE _sluice.slot SET deadline = '2024-01-01';
+SELECT is(_sluice.reconcile_slots(:epoch), 0, 'stays though it is overdue and no session carries it: that leader frees it itself');
+UPDATE _sluice.slot SET epoch = :epoch - 1, deadline = 'infinity';
+SELECT is(_sluice.reconcile_slots(:epoch), 0, 'one of a former leader stays until it is overdue');
 UPDATE _sluice.slot SET deadline = '2024-01-01';
 SELECT set_config('application_name', 'pg_sluice worker ' || pg_temp.nonce(2), true), pg_temp.look_again() \g /dev/null
-SELECT is(_sluice.reconcile_slots(:epoch), 1, 'an overdue one is freed');
+SELECT is(_sluice.reconcile_slots(:epoch), 1, 'then it is freed');
 SELECT is((SELECT string_agg(slot::text, ',') FROM _sluice.slot), '2', 'unless a session carries its nonce');
 SELECT set_config('application_name', 'pgTAP', true), pg_temp.look_again() \g /dev/null
 SELECT is(_sluice.reconcile_slots(:epoch), 1, 'when that is gone it is freed');
-SELECT pg_temp.reserve() \g /dev/null
-SELECT _sluice.activate_slot(:epoch, pg_temp.nonce(1), 2147483647, '2024-01-01') \g /dev/null
-SELECT is(_sluice.reconcile_slots(:epoch), 1, 'a live slot whose session is gone is freed at once');
+SELECT pg_temp.reserve(), pg_temp.reserve() \g /dev/null
+SELECT _sluice.activate_slot(:epoch, pg_temp.nonce(1), 2147483647, '2024-01-01'), _sluice.activate_slot(:epoch, pg_temp.nonce(2), :pid, :'backend_start') \g /dev/null
+SELECT is(_sluice.reconcile_slots(:epoch), 1, 'a live slot whose session is gone is freed at once, also the present leader''s');
+SELECT is((SELECT string_agg(slot::text, ',') FROM _sluice.slot), '2', 'one whose session is there stays');
+DELETE FROM _sluice.slot;
 SELECT throws_ok(format('SELECT _sluice.reconcile_slots(%s)', :epoch - 1), 'SL001', 'leadership lost', 'not by a former leader');
 
 -- A lower limit
@@ -98,7 +105,16 @@ SELECT _sluice.store_setting('cluster', 'max_workers', '1') \g /dev/null
 SELECT is((SELECT count(*) FROM _sluice.slot), 2::bigint, 'lowering the limit takes no slot away');
 SELECT _sluice.release_slot(:epoch, pg_temp.nonce(1)) \g /dev/null
 SELECT is(pg_temp.reserve(), NULL, 'but gives none until they are below it');
+
+-- What a row can't be
 SELECT throws_ok(
-    $$INSERT INTO _sluice.slot (slot, state, db_oid, deadline) VALUES (65, 'reserved', 1, now())$$, '23514', NULL, 'there are 64 at the most'
+    $$INSERT INTO _sluice.slot (slot, state, db_oid, epoch, deadline) VALUES (65, 'reserved', 1, 1, now())$$, '23514', NULL, 'there are 64 at the most'
+);
+SELECT throws_ok(
+    $$INSERT INTO _sluice.slot (slot, state, db_oid, epoch, deadline) VALUES (9, 'live', 1, 1, now())$$, '23514', NULL, 'a live slot has a session'
+);
+SELECT throws_ok(
+    $$INSERT INTO _sluice.slot (slot, state, db_oid, epoch, deadline, pid, backend_start) VALUES (9, 'reserved', 1, 1, now(), 1, now())$$,
+    '23514', NULL, 'a reserved one has none'
 );
 \ir finish.psql

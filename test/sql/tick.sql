@@ -1,6 +1,6 @@
 -- One look at the schedule of a member database: what is due, in which order, and how nodes move on.
 \ir setup.psql
-SELECT plan(29);
+SELECT plan(33);
 
 CREATE TABLE src (id integer);
 SELECT sluice.create_stream_table('up', 'SELECT id FROM src', '1h') AS up \gset
@@ -11,7 +11,7 @@ SELECT sluice.schedule('vacuum', '1h', 'VACUUM', transactional => false) AS vacu
 SELECT sluice.schedule('by hand', 'manual', 'SELECT 1') AS manual \gset
 CREATE FUNCTION pg_temp.due(_limit integer DEFAULT 100, _busy bigint[] DEFAULT '{}') RETURNS text LANGUAGE sql AS $$
     SELECT string_agg(d.name, ' ' ORDER BY d.ordinality)
-    FROM (SELECT *, row_number() OVER () AS ordinality FROM _sluice.due_nodes(_limit, _busy)) AS d
+    FROM (SELECT *, row_number() OVER () AS ordinality FROM _sluice.due_nodes(clock_timestamp(), _limit, _busy)) AS d
 $$;
 
 -- Due
@@ -25,11 +25,11 @@ UPDATE _sluice.node SET next_fire_at = timestamptz '2024-01-01' + pgt_id * inter
 SELECT is(pg_temp.due(), 'vacuum job public.up public.middle public.low', 'upstream before downstream, and then what has been due for longest');
 SELECT results_eq(
     format('SELECT pgt_id, kind, schedule, due_at, next_fire_at, retry_of, catch_up, priority, attempt, upstream, options
-        FROM _sluice.due_nodes(100, ''{}'') WHERE pgt_id IN (%s, %s, %s)', :middle, :job, :vacuum),
+        FROM _sluice.due_nodes(clock_timestamp(), 100, ''{}'') WHERE pgt_id IN (%s, %s, %s)', :middle, :job, :vacuum),
     format($$VALUES
         (%s::bigint, 'job', '1h', timestamptz '2024-01-01' + %1$s * interval '-1 s', timestamptz '2024-01-01' + %1$s * interval '-1 s', NULL::timestamptz,
-            1, 0, 1, '{}'::bigint[], '{"top_level": true}'::jsonb),
-        (%s, 'job', '1h', timestamptz '2024-01-01' + %2$s * interval '-1 s', timestamptz '2024-01-01' + %2$s * interval '-1 s', NULL, 5, 0, 1, '{}', NULL),
+            1, 0, 1, '{}'::bigint[], '{"job": true, "top_level": true}'::jsonb),
+        (%s, 'job', '1h', timestamptz '2024-01-01' + %2$s * interval '-1 s', timestamptz '2024-01-01' + %2$s * interval '-1 s', NULL, 5, 0, 1, '{}', '{"job": true}'),
         (%s, 'stream_table', '1h', timestamptz '2024-01-01' + %3$s * interval '-1 s', timestamptz '2024-01-01' + %3$s * interval '-1 s', NULL, 1, 7, 1, '{%s}',
             '{"lock_timeout": 2, "refresh_timeout": 60}')$$, :vacuum, :job, :middle, :up),
     'all that the leader needs of them'
@@ -37,10 +37,19 @@ SELECT results_eq(
 SELECT is(pg_temp.due(_busy => ARRAY[:up, :job]), 'vacuum public.middle public.low', 'none of the busy ones');
 SELECT is(pg_temp.due(2), 'vacuum job', 'at most so many, those due for longest');
 SELECT is((SELECT jsonb_array_length(due) FROM _sluice.tick(3, '{}')), 3, 'a tick gives them as one value');
+UPDATE _sluice.node SET next_fire_at = '2050-01-01' WHERE pgt_id = :job;
+SELECT is(pg_temp.due(), 'vacuum public.up public.middle public.low', 'none whose time is to come');
+SELECT is(
+    (SELECT string_agg(d.name, ' ') FROM _sluice.due_nodes('2050-01-01', 100, '{}') AS d), 'vacuum public.up job public.middle public.low',
+    'at the very time it is due'
+);
+SELECT ok((SELECT wait_seconds > 3600 AND wait_seconds <= extract(epoch FROM timestamptz '2050-01-01' - now()) FROM _sluice.tick(100, '{}')), 'until which a tick says to wait');
+UPDATE _sluice.node SET next_fire_at = timestamptz '2024-01-01' + pgt_id * interval '-1 s' WHERE pgt_id = :job;
 UPDATE _sluice.node SET status = 'suspended' WHERE pgt_id = :job;
 UPDATE _sluice.node SET status = 'quarantined' WHERE pgt_id = :vacuum;
-UPDATE _sluice.node SET status = 'needs_init' WHERE pgt_id = :low;
-SELECT is(pg_temp.due(), 'public.up public.middle public.low', 'not suspended or quarantined ones, but those that wait for their first run');
+DELETE FROM _sluice.node_state WHERE pgt_id = :low;
+SELECT is((SELECT status FROM sluice.nodes WHERE pgt_id = :low), 'needs_init', 'a node that waits for its first run');
+SELECT is(pg_temp.due(), 'public.up public.middle public.low', 'is due, not so suspended or quarantined ones');
 UPDATE _sluice.node SET status = 'active';
 
 -- Moving on
@@ -56,9 +65,10 @@ SELECT pg_temp.move(:up, '2024-01-01', '2024-03-01') \g /dev/null
 SELECT is((SELECT next_fire_at FROM _sluice.node WHERE pgt_id = :up), timestamptz '2024-02-01', 'once');
 SELECT pg_temp.move(:up, '2024-02-01', NULL) \g /dev/null
 SELECT is((SELECT due_at FROM _sluice.node WHERE pgt_id = :up), NULL, 'or to none');
-UPDATE _sluice.node SET retry_at = '2024-01-01 00:00:05', retry_of = '2024-01-01', next_fire_at = '2024-02-01', consecutive_errors = 2 WHERE pgt_id = :up;
+UPDATE _sluice.node SET retry_at = '2024-01-01 00:00:05', retry_of = '2024-01-01', next_fire_at = '2024-02-01' WHERE pgt_id = :up;
+UPDATE _sluice.node_state SET consecutive_errors = 2 WHERE pgt_id = :up;
 SELECT results_eq(
-    format('SELECT due_at, retry_of, attempt FROM _sluice.due_nodes(100, ''{}'') WHERE pgt_id = %s', :up),
+    format('SELECT due_at, retry_of, attempt FROM _sluice.due_nodes(clock_timestamp(), 100, ''{}'') WHERE pgt_id = %s', :up),
     $$VALUES (timestamptz '2024-01-01 00:00:05', timestamptz '2024-01-01', 3)$$,
     'a retry is due at its own time, for the fire that failed'
 );

@@ -42,7 +42,7 @@ SELECT is((SELECT lag FROM sluice.nodes WHERE pgt_id = :job), NULL, 'a job shows
 CREATE ROLE sluice_test_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA sluice TO sluice_test_reader;
 SET LOCAL ROLE sluice_test_reader;
-SELECT lives_ok('SELECT * FROM sluice.nodes, sluice.history, sluice.alerts', 'a role that may read the views needs nothing else');
+SELECT lives_ok('SELECT * FROM sluice.nodes, sluice.history, sluice.alerts, sluice.watermarks', 'a role that may read the views needs nothing else');
 SELECT lives_ok('SELECT * FROM sluice.settings', 'for the settings too');
 RESET ROLE;
 
