@@ -467,13 +467,13 @@ AS $$
         'event', _alert.event,
         'severity', _alert.severity,
         'database', current_database(),
-        'node', _alert.node,
+        'node', left(_alert.node, 200),
         'pgt_id', _alert.pgt_id,
         'at', clock_timestamp(),
         'seq', _alert.seq,
-        -- NOTIFY takes less than 8,000 bytes; 600 characters are at most 3,600 bytes as JSON.
+        -- NOTIFY takes less than 8,000 bytes; a character is at most six of them as JSON.
         'message', left(_alert.message, 600),
-        'truncated', length(_alert.message) > 600
+        'truncated', length(_alert.message) > 600 OR length(_alert.node) > 200
     )::text)
 $$;
 
@@ -1460,30 +1460,41 @@ CREATE TABLE _sluice.drain (
     db_oid oid CONSTRAINT drain_pkey PRIMARY KEY,
     requested_by text NOT NULL,
     requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The backend that waits for the answer; NULL when the request stays without it.
-    pid integer,
-    backend_start timestamptz,
-    drained_at timestamptz,
-    CONSTRAINT drain_waiter_check CHECK ((pid IS NULL) = (backend_start IS NULL))
+    -- Stays though nobody waits for it: it was asked for so, or a call ended at its timeout.
+    stays boolean NOT NULL DEFAULT false,
+    drained_at timestamptz
 );
+
+CREATE TABLE _sluice.drain_waiter (
+    db_oid oid NOT NULL CONSTRAINT drain_waiter_db_oid_fkey REFERENCES _sluice.drain ON DELETE CASCADE,
+    pid integer NOT NULL,
+    backend_start timestamptz NOT NULL,
+    CONSTRAINT drain_waiter_pkey PRIMARY KEY (db_oid, pid, backend_start)
+);
+COMMENT ON TABLE _sluice.drain_waiter IS
+    'The calls that wait for a request. One that was not reached goes with the last of them';
 
 CREATE FUNCTION _sluice.request_drain(
     _db_oid oid, _requested_by text, _pid integer, _backend_start timestamptz
 )
-RETURNS boolean
+RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.close_gate();
-    INSERT INTO _sluice.drain (db_oid, requested_by, pid, backend_start)
-    VALUES (_db_oid, _requested_by, _pid, _backend_start)
-    ON CONFLICT (db_oid) DO NOTHING;
-    RETURN FOUND;
+    INSERT INTO _sluice.drain AS d (db_oid, requested_by, stays)
+    VALUES (_db_oid, _requested_by, _pid IS NULL)
+    ON CONFLICT (db_oid) DO UPDATE SET stays = d.stays OR EXCLUDED.stays;
+    IF _pid IS NOT NULL THEN
+        INSERT INTO _sluice.drain_waiter (db_oid, pid, backend_start)
+        VALUES (_db_oid, _pid, _backend_start)
+        ON CONFLICT DO NOTHING;
+    END IF;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.request_drain(oid, text, integer, timestamptz) IS
-    'Asks for a drain; false when one is in force already, which the caller then joins. Once it has committed no claim of the scope follows';
+    'Asks for a drain, or joins the one in force; a NULL pid asks for one that stays without a waiter. Once it has committed no claim of the scope follows';
 
 CREATE FUNCTION _sluice.drain_obstacles(_db_oid oid)
 RETURNS TABLE (obstacle text)
@@ -1523,7 +1534,7 @@ BEGIN
     END IF;
     v_drained := NOT EXISTS (SELECT FROM _sluice.drain_obstacles(_db_oid));
     IF v_drained THEN
-        UPDATE _sluice.drain AS d SET drained_at = clock_timestamp(), pid = NULL, backend_start = NULL
+        UPDATE _sluice.drain AS d SET drained_at = clock_timestamp()
         WHERE d.db_oid = _db_oid AND d.drained_at IS NULL;
     END IF;
     RETURN v_drained;
@@ -1532,40 +1543,55 @@ $$;
 COMMENT ON FUNCTION _sluice.check_drain(oid) IS
     'NULL: no request. false: something still runs. true: nothing runs and nothing will start; the request then outlives its requester';
 
-CREATE FUNCTION _sluice.keep_drain(_db_oid oid)
+CREATE FUNCTION _sluice.keep_drain(_db_oid oid, _pid integer, _backend_start timestamptz)
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.drain AS d SET pid = NULL, backend_start = NULL WHERE d.db_oid = _db_oid
+    UPDATE _sluice.drain AS d SET stays = true WHERE d.db_oid = _db_oid;
+    DELETE FROM _sluice.drain_waiter AS w
+    WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
 $$;
-COMMENT ON FUNCTION _sluice.keep_drain(oid) IS 'The call ended at its timeout: the request stays in force without it';
+COMMENT ON FUNCTION _sluice.keep_drain(oid, integer, timestamptz) IS
+    'A call has its answer, or ended at its timeout: the request stays in force without it';
+
+CREATE FUNCTION _sluice.end_unwanted_drains()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM _sluice.drain AS d
+    WHERE NOT d.stays
+        AND d.drained_at IS NULL
+        AND NOT EXISTS (SELECT FROM _sluice.drain_waiter AS w WHERE w.db_oid = d.db_oid)
+$$;
+COMMENT ON FUNCTION _sluice.end_unwanted_drains() IS 'Ends requests that were not reached and that nobody waits for any more';
 
 CREATE FUNCTION _sluice.withdraw_drain(_db_oid oid, _pid integer, _backend_start timestamptz)
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM _sluice.drain AS d
-    WHERE d.db_oid = _db_oid AND d.pid = _pid AND d.backend_start = _backend_start;
+    DELETE FROM _sluice.drain_waiter AS w
+    WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
+    SELECT _sluice.end_unwanted_drains();
     SELECT pg_notify('sluice_wake', '');
 $$;
 COMMENT ON FUNCTION _sluice.withdraw_drain(oid, integer, timestamptz) IS
-    'The call was cancelled before its answer: the request that it made goes with it';
+    'A call was cancelled before its answer: the request goes with the last call that waits for it';
 
 CREATE FUNCTION _sluice.withdraw_abandoned_drains()
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM _sluice.drain AS d
-    WHERE d.pid IS NOT NULL
-        AND d.drained_at IS NULL
-        AND NOT EXISTS (
-            SELECT FROM pg_stat_activity AS a WHERE a.pid = d.pid AND a.backend_start = d.backend_start
-        )
+    DELETE FROM _sluice.drain_waiter AS w
+    WHERE NOT EXISTS (
+        SELECT FROM pg_stat_activity AS a WHERE a.pid = w.pid AND a.backend_start = w.backend_start
+    );
+    SELECT _sluice.end_unwanted_drains();
 $$;
-COMMENT ON FUNCTION _sluice.withdraw_abandoned_drains() IS 'Ends requests whose backend vanished before its answer';
+COMMENT ON FUNCTION _sluice.withdraw_abandoned_drains() IS 'As withdraw_drain, for calls whose backend vanished';
 
 CREATE FUNCTION _sluice.end_drain(_db_oid oid)
 RETURNS void
@@ -1619,27 +1645,29 @@ CREATE TABLE _sluice.pause (
     name text NOT NULL,
     requested_by text NOT NULL,
     requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    -- The call that waits for its answer; NULL once it has it.
+    pid integer,
+    backend_start timestamptz,
+    CONSTRAINT pause_waiter_check CHECK ((pid IS NULL) = (backend_start IS NULL)),
     CONSTRAINT pause_pkey PRIMARY KEY (db_oid, pgt_id)
 );
 
-CREATE FUNCTION _sluice.request_pause(_db_oid oid, _nodes jsonb, _requested_by text)
-RETURNS bigint[]
+CREATE FUNCTION _sluice.request_pause(
+    _db_oid oid, _nodes jsonb, _requested_by text, _pid integer, _backend_start timestamptz
+)
+RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_capacity CONSTANT integer := _sluice.setting('max_pause_entries');
-    v_added bigint[];
 BEGIN
     PERFORM _sluice.close_gate();
-    WITH added AS (
-        INSERT INTO _sluice.pause AS p (db_oid, pgt_id, name, requested_by)
-        SELECT _db_oid, n.pgt_id, n.name, _requested_by
-        FROM jsonb_to_recordset(_nodes) AS n (pgt_id bigint, name text)
-        ON CONFLICT (db_oid, pgt_id) DO NOTHING
-        RETURNING p.pgt_id
-    )
-    SELECT array_agg(a.pgt_id) INTO v_added FROM added AS a;
+    INSERT INTO _sluice.pause AS p (db_oid, pgt_id, name, requested_by, pid, backend_start)
+    SELECT _db_oid, n.pgt_id, n.name, _requested_by, _pid, _backend_start
+    FROM jsonb_to_recordset(_nodes) AS n (pgt_id bigint, name text)
+    -- Who joins a pause that another call still waits for wants it to stay.
+    ON CONFLICT (db_oid, pgt_id) DO UPDATE SET pid = NULL, backend_start = NULL;
     IF (SELECT count(*) FROM _sluice.pause AS p WHERE p.db_oid = _db_oid) > v_capacity THEN
         RAISE EXCEPTION USING
             ERRCODE = 'configuration_limit_exceeded',
@@ -1647,11 +1675,46 @@ BEGIN
             DETAIL = format('A database can have %s paused nodes (max_pause_entries).', v_capacity),
             HINT = 'End some with sluice.unpause(), or use sluice.drain() to stop the whole database.';
     END IF;
-    RETURN COALESCE(v_added, '{}');
 END;
 $$;
-COMMENT ON FUNCTION _sluice.request_pause(oid, jsonb, text) IS
-    'Pauses all of the nodes or none; gives those that were not paused already';
+COMMENT ON FUNCTION _sluice.request_pause(oid, jsonb, text, integer, timestamptz) IS
+    'Pauses all of the nodes or none; a NULL pid asks for a pause that stays without a waiter';
+
+CREATE FUNCTION _sluice.keep_pause(_db_oid oid, _pid integer, _backend_start timestamptz)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE _sluice.pause AS p SET pid = NULL, backend_start = NULL
+    WHERE p.db_oid = _db_oid AND p.pid = _pid AND p.backend_start = _backend_start
+$$;
+COMMENT ON FUNCTION _sluice.keep_pause(oid, integer, timestamptz) IS
+    'A call has its answer, or ended at its timeout: what it paused stays paused without it';
+
+CREATE FUNCTION _sluice.withdraw_pause(_db_oid oid, _pid integer, _backend_start timestamptz)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM _sluice.pause AS p
+    WHERE p.db_oid = _db_oid AND p.pid = _pid AND p.backend_start = _backend_start;
+    SELECT pg_notify('sluice_wake', '');
+$$;
+COMMENT ON FUNCTION _sluice.withdraw_pause(oid, integer, timestamptz) IS
+    'A call was cancelled before its answer: what it paused goes with it';
+
+CREATE FUNCTION _sluice.withdraw_abandoned_pauses()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM _sluice.pause AS p
+    WHERE p.pid IS NOT NULL
+        AND NOT EXISTS (
+            SELECT FROM pg_stat_activity AS a WHERE a.pid = p.pid AND a.backend_start = p.backend_start
+        )
+$$;
+COMMENT ON FUNCTION _sluice.withdraw_abandoned_pauses() IS 'As withdraw_pause, for calls whose backend vanished';
 
 CREATE FUNCTION _sluice.pause_is_done(_db_oid oid, _pgt_ids bigint[])
 RETURNS boolean
@@ -1761,6 +1824,7 @@ AS $$
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     PERFORM _sluice.withdraw_abandoned_drains();
+    PERFORM _sluice.withdraw_abandoned_pauses();
     -- A dropped database leaves nothing behind.
     DELETE FROM _sluice.member AS m WHERE NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = m.db_oid);
     DELETE FROM _sluice.queue AS q WHERE q.state = 'queued'
@@ -2164,6 +2228,8 @@ BEGIN
             ERRCODE = 'feature_not_supported',
             MESSAGE = 'a run must not leave deferrable constraints on temporary tables';
     END IF;
+    -- So that there is a barrier: none can be made afterwards.
+    PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
     PERFORM pg_catalog.set_config('transaction_read_only', 'on', true);
     PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
 END;
@@ -2337,7 +2403,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, last_success_at)
-    VALUES (_node.pgt_id, _started_at, _outcome, _started_at)
+    SELECT n.pgt_id, _started_at, _outcome, _started_at
+    -- It can have been unscheduled meanwhile.
+    FROM _sluice.node AS n WHERE n.pgt_id = _node.pgt_id
     ON CONFLICT (pgt_id) DO UPDATE
     SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
         last_success_at = EXCLUDED.last_success_at, consecutive_errors = 0;
@@ -2361,7 +2429,15 @@ DECLARE
     v_node _sluice.node%ROWTYPE;
 BEGIN
     SELECT * INTO v_node FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id;
-    IF FOUND AND NOT _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = v_node.job_owner) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object',
+            MESSAGE = format('role with OID %s does not exist', v_node.job_owner::oid);
+    END IF;
+    IF NOT _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
         RETURN QUERY
         SELECT v_node.command, v_node.job_search_path, r.rolname::text, r.rolsuper
         FROM pg_roles AS r
@@ -3463,6 +3539,10 @@ DECLARE
 BEGIN
     IF run_for IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'run_for must not be null';
+    END IF;
+    IF run_for OPERATOR(pg_catalog.<) '0'::interval THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'run_for must not be negative';
     END IF;
     CALL _sluice.lead(pg_catalog.date_part('epoch', run_for), v_result);
     PERFORM _sluice.unwrap(v_result);

@@ -27,13 +27,13 @@ AS $$
         'event', _alert.event,
         'severity', _alert.severity,
         'database', current_database(),
-        'node', _alert.node,
+        'node', left(_alert.node, 200),
         'pgt_id', _alert.pgt_id,
         'at', clock_timestamp(),
         'seq', _alert.seq,
-        -- NOTIFY takes less than 8,000 bytes; 600 characters are at most 3,600 bytes as JSON.
+        -- NOTIFY takes less than 8,000 bytes; a character is at most six of them as JSON.
         'message', left(_alert.message, 600),
-        'truncated', length(_alert.message) > 600
+        'truncated', length(_alert.message) > 600 OR length(_alert.node) > 200
     )::text)
 $$;
 

@@ -5,30 +5,41 @@ CREATE TABLE _sluice.drain (
     db_oid oid CONSTRAINT drain_pkey PRIMARY KEY,
     requested_by text NOT NULL,
     requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    -- The backend that waits for the answer; NULL when the request stays without it.
-    pid integer,
-    backend_start timestamptz,
-    drained_at timestamptz,
-    CONSTRAINT drain_waiter_check CHECK ((pid IS NULL) = (backend_start IS NULL))
+    -- Stays though nobody waits for it: it was asked for so, or a call ended at its timeout.
+    stays boolean NOT NULL DEFAULT false,
+    drained_at timestamptz
 );
+
+CREATE TABLE _sluice.drain_waiter (
+    db_oid oid NOT NULL CONSTRAINT drain_waiter_db_oid_fkey REFERENCES _sluice.drain ON DELETE CASCADE,
+    pid integer NOT NULL,
+    backend_start timestamptz NOT NULL,
+    CONSTRAINT drain_waiter_pkey PRIMARY KEY (db_oid, pid, backend_start)
+);
+COMMENT ON TABLE _sluice.drain_waiter IS
+    'The calls that wait for a request. One that was not reached goes with the last of them';
 
 CREATE FUNCTION _sluice.request_drain(
     _db_oid oid, _requested_by text, _pid integer, _backend_start timestamptz
 )
-RETURNS boolean
+RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.close_gate();
-    INSERT INTO _sluice.drain (db_oid, requested_by, pid, backend_start)
-    VALUES (_db_oid, _requested_by, _pid, _backend_start)
-    ON CONFLICT (db_oid) DO NOTHING;
-    RETURN FOUND;
+    INSERT INTO _sluice.drain AS d (db_oid, requested_by, stays)
+    VALUES (_db_oid, _requested_by, _pid IS NULL)
+    ON CONFLICT (db_oid) DO UPDATE SET stays = d.stays OR EXCLUDED.stays;
+    IF _pid IS NOT NULL THEN
+        INSERT INTO _sluice.drain_waiter (db_oid, pid, backend_start)
+        VALUES (_db_oid, _pid, _backend_start)
+        ON CONFLICT DO NOTHING;
+    END IF;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.request_drain(oid, text, integer, timestamptz) IS
-    'Asks for a drain; false when one is in force already, which the caller then joins. Once it has committed no claim of the scope follows';
+    'Asks for a drain, or joins the one in force; a NULL pid asks for one that stays without a waiter. Once it has committed no claim of the scope follows';
 
 CREATE FUNCTION _sluice.drain_obstacles(_db_oid oid)
 RETURNS TABLE (obstacle text)
@@ -68,7 +79,7 @@ BEGIN
     END IF;
     v_drained := NOT EXISTS (SELECT FROM _sluice.drain_obstacles(_db_oid));
     IF v_drained THEN
-        UPDATE _sluice.drain AS d SET drained_at = clock_timestamp(), pid = NULL, backend_start = NULL
+        UPDATE _sluice.drain AS d SET drained_at = clock_timestamp()
         WHERE d.db_oid = _db_oid AND d.drained_at IS NULL;
     END IF;
     RETURN v_drained;
@@ -77,40 +88,55 @@ $$;
 COMMENT ON FUNCTION _sluice.check_drain(oid) IS
     'NULL: no request. false: something still runs. true: nothing runs and nothing will start; the request then outlives its requester';
 
-CREATE FUNCTION _sluice.keep_drain(_db_oid oid)
+CREATE FUNCTION _sluice.keep_drain(_db_oid oid, _pid integer, _backend_start timestamptz)
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.drain AS d SET pid = NULL, backend_start = NULL WHERE d.db_oid = _db_oid
+    UPDATE _sluice.drain AS d SET stays = true WHERE d.db_oid = _db_oid;
+    DELETE FROM _sluice.drain_waiter AS w
+    WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
 $$;
-COMMENT ON FUNCTION _sluice.keep_drain(oid) IS 'The call ended at its timeout: the request stays in force without it';
+COMMENT ON FUNCTION _sluice.keep_drain(oid, integer, timestamptz) IS
+    'A call has its answer, or ended at its timeout: the request stays in force without it';
+
+CREATE FUNCTION _sluice.end_unwanted_drains()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM _sluice.drain AS d
+    WHERE NOT d.stays
+        AND d.drained_at IS NULL
+        AND NOT EXISTS (SELECT FROM _sluice.drain_waiter AS w WHERE w.db_oid = d.db_oid)
+$$;
+COMMENT ON FUNCTION _sluice.end_unwanted_drains() IS 'Ends requests that were not reached and that nobody waits for any more';
 
 CREATE FUNCTION _sluice.withdraw_drain(_db_oid oid, _pid integer, _backend_start timestamptz)
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM _sluice.drain AS d
-    WHERE d.db_oid = _db_oid AND d.pid = _pid AND d.backend_start = _backend_start;
+    DELETE FROM _sluice.drain_waiter AS w
+    WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
+    SELECT _sluice.end_unwanted_drains();
     SELECT pg_notify('sluice_wake', '');
 $$;
 COMMENT ON FUNCTION _sluice.withdraw_drain(oid, integer, timestamptz) IS
-    'The call was cancelled before its answer: the request that it made goes with it';
+    'A call was cancelled before its answer: the request goes with the last call that waits for it';
 
 CREATE FUNCTION _sluice.withdraw_abandoned_drains()
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    DELETE FROM _sluice.drain AS d
-    WHERE d.pid IS NOT NULL
-        AND d.drained_at IS NULL
-        AND NOT EXISTS (
-            SELECT FROM pg_stat_activity AS a WHERE a.pid = d.pid AND a.backend_start = d.backend_start
-        )
+    DELETE FROM _sluice.drain_waiter AS w
+    WHERE NOT EXISTS (
+        SELECT FROM pg_stat_activity AS a WHERE a.pid = w.pid AND a.backend_start = w.backend_start
+    );
+    SELECT _sluice.end_unwanted_drains();
 $$;
-COMMENT ON FUNCTION _sluice.withdraw_abandoned_drains() IS 'Ends requests whose backend vanished before its answer';
+COMMENT ON FUNCTION _sluice.withdraw_abandoned_drains() IS 'As withdraw_drain, for calls whose backend vanished';
 
 CREATE FUNCTION _sluice.end_drain(_db_oid oid)
 RETURNS void

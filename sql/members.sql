@@ -72,6 +72,7 @@ AS $$
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
     PERFORM _sluice.withdraw_abandoned_drains();
+    PERFORM _sluice.withdraw_abandoned_pauses();
     -- A dropped database leaves nothing behind.
     DELETE FROM _sluice.member AS m WHERE NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = m.db_oid);
     DELETE FROM _sluice.queue AS q WHERE q.state = 'queued'

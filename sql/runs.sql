@@ -98,6 +98,8 @@ BEGIN
             ERRCODE = 'feature_not_supported',
             MESSAGE = 'a run must not leave deferrable constraints on temporary tables';
     END IF;
+    -- So that there is a barrier: none can be made afterwards.
+    PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
     PERFORM pg_catalog.set_config('transaction_read_only', 'on', true);
     PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
 END;
@@ -271,7 +273,9 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, last_success_at)
-    VALUES (_node.pgt_id, _started_at, _outcome, _started_at)
+    SELECT n.pgt_id, _started_at, _outcome, _started_at
+    -- It can have been unscheduled meanwhile.
+    FROM _sluice.node AS n WHERE n.pgt_id = _node.pgt_id
     ON CONFLICT (pgt_id) DO UPDATE
     SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
         last_success_at = EXCLUDED.last_success_at, consecutive_errors = 0;
@@ -295,7 +299,15 @@ DECLARE
     v_node _sluice.node%ROWTYPE;
 BEGIN
     SELECT * INTO v_node FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id;
-    IF FOUND AND NOT _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = v_node.job_owner) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'undefined_object',
+            MESSAGE = format('role with OID %s does not exist', v_node.job_owner::oid);
+    END IF;
+    IF NOT _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
         RETURN QUERY
         SELECT v_node.command, v_node.job_search_path, r.rolname::text, r.rolsuper
         FROM pg_roles AS r

@@ -112,6 +112,10 @@ BEGIN
     IF run_for IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'run_for must not be null';
     END IF;
+    IF run_for OPERATOR(pg_catalog.<) '0'::interval THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'run_for must not be negative';
+    END IF;
     CALL _sluice.lead(pg_catalog.date_part('epoch', run_for), v_result);
     PERFORM _sluice.unwrap(v_result);
 END;

@@ -15,20 +15,32 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10
 
 
-def parameters(sockets: str, port: str, role: str, database: str) -> dict[str, Any]:
+TIMEOUTS = {
+    "statement_timeout": 0,
+    "lock_timeout": 0,
+    "idle_in_transaction_session_timeout": 0,
+    "idle_session_timeout": 140000,
+    "transaction_timeout": 170000,
+}
+"""What a role or database may set that would end a session of ours, and since which version."""
+
+
+def parameters(sockets: str, port: str, role: str, database: str, version: int) -> dict[str, Any]:
     """How the server connects to itself.
 
     Over its first Unix socket directory, or over TCP where it has none. Sessions of ours have no
-    deadline from outside and don't depend on anybody's search_path.
+    deadline from outside and don't depend on anybody's search_path. `version` is the server's own
+    server_version_num.
     """
     host = sockets.split(",")[0].strip().strip('"') or "localhost"
+    timeouts = " ".join(f"-c {name}=0" for name, since in TIMEOUTS.items() if version >= since)
     return {
         "host": host,
         "port": port,
         "user": role,
         "dbname": database,
         "connect_timeout": CONNECT_SECONDS,
-        "options": "-c search_path=pg_catalog,pg_temp -c client_min_messages=warning"
+        "options": f"{timeouts} -c search_path=pg_catalog,pg_temp -c client_min_messages=warning"
         " -c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off",
     }
 

@@ -1,30 +1,94 @@
 """Clusters and databases for the behaviour tests, and the limit on a test that hangs."""
 
+import select
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
+import psycopg
 import pytest
 
-from cluster import Cluster, Database
+from cluster import Cluster, Database, Leader
+
+type_of_make_leader = Callable[..., Leader]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The suite's cluster: pg_cron and pg_sluice in its control database, and the template."""
-    with Cluster() as cluster:
+    """The suite's cluster: pg_cron and pg_sluice in its control database, and the template.
+
+    Its pg_cron starts nothing, so that the only leaders are those that a test makes.
+    """
+    with Cluster(fsync=False) as cluster:
         cluster.create_extensions()
+        cluster.execute(
+            "CREATE FUNCTION public.deactivate() RETURNS trigger LANGUAGE plpgsql"
+            " AS 'BEGIN NEW.active := false; RETURN NEW; END'"
+        )
+        cluster.execute(
+            "CREATE TRIGGER deactivate BEFORE INSERT OR UPDATE ON cron.job"
+            " FOR EACH ROW EXECUTE FUNCTION public.deactivate()"
+        )
         cluster.create_template()
         yield cluster
+
+
+class KeptDatabase(Database):
+    """A database whose statements share one session, since a new one imports the package anew.
+
+    `let_go` closes it, for what needs the database without sessions.
+    """
+
+    _session: psycopg.Connection[Any] | None = None
+
+    def execute(self, query: str, parameters: Sequence[Any] | None = None) -> list[Any]:
+        cursor = self._kept().execute(query, parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    def wait_for(self, what: str | Callable[[], Any], *, timeout: float = 10.0) -> Any:
+        if isinstance(what, str):
+            query = what
+
+            def first_value() -> Any:
+                rows = self.execute(query)
+                return rows[0][0] if rows else None
+
+            return self.cluster.wait_for(first_value, timeout=timeout)
+        return self.cluster.wait_for(what, timeout=timeout)
+
+    def let_go(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _kept(self) -> psycopg.Connection[Any]:
+        # A session that was ended from outside has something to read: its end.
+        if self._session is not None and select.select([self._session], [], [], 0)[0]:
+            self.let_go()
+        if self._session is None:
+            self._session = self.connect()
+        return self._session
 
 
 @pytest.fixture
 def database(cluster: Cluster) -> Iterator[Database]:
     """A fresh database with pg_sluice on the suite's cluster."""
-    with cluster.database() as database:
+    with cluster.database() as fresh:
+        database = KeptDatabase(cluster, fresh.name)
         yield database
+        database.let_go()
+
+
+@pytest.fixture
+def other(cluster: Cluster, member: Database) -> Iterator[Database]:
+    """A second member."""
+    with cluster.database() as fresh:
+        database = KeptDatabase(cluster, fresh.name)
+        database.execute("SELECT sluice.start()")
+        yield database
+        database.let_go()
 
 
 @pytest.fixture
@@ -43,6 +107,86 @@ def own_cluster() -> Iterator[Callable[..., Cluster]]:
             return cluster
 
         yield make
+
+
+@pytest.fixture
+def shared_state(cluster: Cluster) -> Iterator[None]:
+    """The test may change what is in the control database; it is as new afterwards."""
+    yield
+    if cluster.postmaster_pid is None:
+        cluster.start()
+    clear(cluster)
+
+
+@pytest.fixture
+def member(shared_state: None, database: Database) -> Database:
+    """A fresh database that has called sluice.start()."""
+    database.execute("SELECT sluice.start()")
+    return database
+
+
+@pytest.fixture
+def lead(cluster: Cluster, shared_state: None) -> Iterator[type_of_make_leader]:
+    """Make a leader of the suite's cluster: `lead(run_for="1 hour")` returns once it leads.
+
+    `wait=False` returns at once. All of them end with the test.
+    """
+    leaders: list[Leader] = []
+
+    def make(run_for: str = "1 hour", *, wait: bool = True, dbname: str | None = None) -> Leader:
+        leader = Leader(cluster, run_for, dbname=dbname)
+        leaders.append(leader)
+        if wait:
+            cluster.wait_for(lambda: leader.leads)
+        return leader
+
+    yield make
+    for leader in leaders:
+        if leader.alive and cluster.postmaster_pid is not None:
+            leader.terminate()
+        leader.join()
+
+
+@pytest.fixture
+def leader(lead: type_of_make_leader, member: Database) -> Leader:
+    """A leader of the suite's cluster, where `member` is scheduled."""
+    return lead()
+
+
+@pytest.fixture(scope="session")
+def cron_cluster() -> Iterator[Cluster]:
+    """A cluster whose pg_cron starts the leader, with "app" as its member, since some minutes."""
+    with Cluster(fsync=False) as cluster:
+        cluster.create_extensions()
+        cluster.execute("SELECT cron.schedule('beside', '* * * * *', 'SELECT 1')")
+        cluster.execute("SELECT sluice.configure('lease_ttl', '2 s', cluster => true)")
+        cluster.execute("CREATE DATABASE app")
+        cluster.execute("CREATE EXTENSION pg_sluice CASCADE", dbname="app")
+        cluster.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')", dbname="app")
+        cluster.execute("SELECT sluice.start()", dbname="app")
+        yield cluster
+
+
+@pytest.fixture(scope="session", autouse=True)
+def start_early(request: pytest.FixtureRequest) -> None:
+    """pg_cron counts in minutes: let them pass while other tests run."""
+    if any("cron_cluster" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("cron_cluster")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "cron_cluster" in getattr(item, "fixturenames", ()))
+
+
+def clear(cluster: Cluster) -> None:
+    """End all of pg_sluice's sessions and forget all shared state."""
+    cluster.wait_for(
+        "SELECT count(pg_terminate_backend(a.pid)) = 0 FROM pg_stat_activity AS a"
+        " WHERE a.application_name LIKE 'pg_sluice%' AND a.pid <> pg_backend_pid()"
+    )
+    for table in ("slot", "queue", "drain", "pause", "member", "setting", "alert"):
+        cluster.execute(f"DELETE FROM _sluice.{table}")
+    cluster.execute("UPDATE _sluice.lease SET pid = NULL, backend_start = NULL, expires_at = NULL")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import psycopg
 
 _POLL_SECONDS = 0.01
+_NOTICE_SECONDS = 2.0
 
 
 class Control:
@@ -74,56 +75,61 @@ def call_function(plpy: Plpy, arguments: dict[str, Any]) -> Any:
 def drain(plpy: Plpy, arguments: dict[str, Any]) -> str:
     """See sluice.drain()."""
     where = _where(plpy)
-    db_oid = 0 if arguments["cluster"] else where["db_oid"]
-    waiter = (where["pid"], where["backend_start"]) if arguments["wait"] else (None, None)
+    request: dict[str, Any] = {"_db_oid": 0 if arguments["cluster"] else where["db_oid"]}
+    waiter = {"_pid": where["pid"], "_backend_start": where["backend_start"]}
     with connected(plpy) as control:
-        made = control.call(
+        control.call(
             "request_drain",
-            _db_oid=db_oid,
+            **request,
             _requested_by=arguments["user"],
-            _pid=waiter[0],
-            _backend_start=waiter[1],
+            **(waiter if arguments["wait"] else dict.fromkeys(waiter)),
         )
+
+        def drained() -> bool:
+            found = control.call("check_drain", **request)
+            if found is None:
+                raise errors.drain_ended()
+            return bool(found)
+
+        if not arguments["wait"]:
+            return "drained" if drained() else "draining"
         try:
-            drained = _wait(
-                plpy,
-                lambda: bool(control.call("check_drain", _db_oid=db_oid)),
-                arguments["seconds"] if arguments["wait"] else 0,
-            )
+            done = _wait(plpy, drained, arguments["seconds"], "everything to end its run")
         except BaseException:
-            if made and arguments["wait"]:
-                control.call(
-                    "withdraw_drain", _db_oid=db_oid, _pid=waiter[0], _backend_start=waiter[1]
-                )
+            control.call("withdraw_drain", **request, **waiter)
             raise
-        if made and not drained:
-            control.call("keep_drain", _db_oid=db_oid)
-    return "drained" if drained else "draining"
+        control.call("keep_drain", **request, **waiter)
+    return "drained" if done else "draining"
 
 
 def pause(plpy: Plpy, arguments: dict[str, Any]) -> str:
     """See sluice.pause()."""
-    db_oid = _where(plpy)["db_oid"]
+    where = _where(plpy)
     pgt_ids = [node["pgt_id"] for node in arguments["nodes"]]
     if not pgt_ids:
         return "paused"
+    waiter = {"_pid": where["pid"], "_backend_start": where["backend_start"]}
     with connected(plpy) as control:
-        added = control.call(
+        control.call(
             "request_pause",
-            _db_oid=db_oid,
+            _db_oid=where["db_oid"],
             _nodes=arguments["nodes"],
             _requested_by=arguments["user"],
+            **(waiter if arguments["wait"] else dict.fromkeys(waiter)),
         )
+
+        def done() -> bool:
+            return bool(control.call("pause_is_done", _db_oid=where["db_oid"], _pgt_ids=pgt_ids))
+
+        if not arguments["wait"]:
+            return "paused" if done() else "pausing"
         try:
-            done = _wait(
-                plpy,
-                lambda: bool(control.call("pause_is_done", _db_oid=db_oid, _pgt_ids=pgt_ids)),
-                arguments["seconds"] if arguments["wait"] else 0,
-            )
+            paused = _wait(plpy, done, arguments["seconds"], "these nodes to end their runs")
         except BaseException:
-            control.call("end_pause", _db_oid=db_oid, _pgt_ids=added)
+            control.call("withdraw_pause", _db_oid=where["db_oid"], **waiter)
             raise
-    return "paused" if done else "pausing"
+        control.call("keep_pause", _db_oid=where["db_oid"], **waiter)
+    return "paused" if paused else "pausing"
 
 
 def check_login(plpy: Plpy, arguments: dict[str, Any]) -> None:
@@ -159,12 +165,20 @@ def start(plpy: Plpy, arguments: dict[str, Any]) -> None:
         )
 
 
-def _wait(plpy: Plpy, reached: Callable[[], bool], seconds: float) -> bool:
-    """Polls until a condition holds or the time is over; cancel and terminate end it at once."""
-    deadline = time.monotonic() + seconds
+def _wait(plpy: Plpy, reached: Callable[[], bool], seconds: float, what: str) -> bool:
+    """Polls until a condition holds or the time is over; cancel and terminate end it at once.
+
+    A notice now and then tells who waits; it is also how the server notices that nobody does.
+    """
+    now = time.monotonic()
+    deadline, notice = now + seconds, now + _NOTICE_SECONDS
     while not reached():
-        if time.monotonic() >= deadline:
+        now = time.monotonic()
+        if now >= deadline:
             return False
+        if now >= notice:
+            plpy.notice(f"waiting for {what}")
+            notice = now + _NOTICE_SECONDS
         plpy.execute(f"SELECT pg_catalog.pg_sleep({_POLL_SECONDS})")
     return True
 
@@ -179,6 +193,7 @@ def _where(plpy: Plpy) -> dict[str, Any]:
             pg_catalog.current_setting('cron.use_background_workers', true) AS background_workers,
             pg_catalog.current_setting('unix_socket_directories') AS sockets,
             pg_catalog.current_setting('port') AS port,
+            pg_catalog.current_setting('server_version_num') AS server_version,
             current_user::text AS role,
             pg_catalog.current_database()::text AS database,
             _sluice.database_oid() AS db_oid,
@@ -194,7 +209,9 @@ def _where(plpy: Plpy) -> dict[str, Any]:
 
 
 def _parameters(where: dict[str, Any], database: str) -> dict[str, Any]:
-    return connection.parameters(where["sockets"], where["port"], where["role"], database)
+    return connection.parameters(
+        where["sockets"], where["port"], where["role"], database, int(where["server_version"])
+    )
 
 
 def _check(check: str, ok: bool, detail: str, hint: str | None = None) -> dict[str, Any]:
@@ -222,8 +239,7 @@ def _checks(plpy: Plpy) -> Iterator[dict[str, Any]]:
             " server itself.",
         )
         return
-    if where["background_workers"] != "on":
-        yield _cron_connection_check(where, database)
+    yield from _leader_session_checks(where, database)
     yield _member_connection_check(where)
 
 
@@ -261,18 +277,38 @@ def _control_checks(where: dict[str, Any], control: Control) -> Iterator[dict[st
             " cron.use_background_workers = off and cron.host to the Unix socket directory, and"
             " restart the server.",
         )
-    limits = control.session.execute(
-        "SELECT s.name, s.setting, s.unit FROM pg_catalog.pg_settings AS s"
-        " WHERE s.name = ANY (%s) AND s.setting <> '0' ORDER BY s.name",
-        [
-            [
-                "statement_timeout",
-                "transaction_timeout",
-                "idle_session_timeout",
-                "idle_in_transaction_session_timeout",
-            ]
-        ],
-    ).fetchall()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.replace("-", ".").split(".") if part.isdigit())
+
+
+def _leader_session_checks(where: dict[str, Any], database: str) -> Iterator[dict[str, Any]]:
+    """The leader's own session, which is pg_cron's: not a connection with our settings."""
+    import psycopg
+
+    by_connection = where["background_workers"] != "on"
+    host = where["cron_host"] if by_connection else _parameters(where, database)["host"]
+    try:
+        session = psycopg.connect(
+            host=host, port=where["port"], user=where["role"], dbname=database, connect_timeout=5
+        )
+    except psycopg.OperationalError as error:
+        yield _check(
+            "connection of pg_cron",
+            False,
+            connection.reason(error),
+            "pg_cron connects to cron.host. Set cron.host to the Unix socket directory"
+            f" ({where['sockets']}) and restart the server, or let the role in with pg_hba.conf.",
+        )
+        return
+    with session:
+        yield _check("connection of pg_cron", True, f'to "{host}"')
+        limits = session.execute(
+            "SELECT s.name, s.setting, s.unit FROM pg_catalog.pg_settings AS s"
+            " WHERE s.name = ANY (%s) AND s.setting <> '0' ORDER BY s.name",
+            [list(connection.TIMEOUTS)],
+        ).fetchall()
     yield _check(
         "sessions may be long",
         not limits,
@@ -280,33 +316,6 @@ def _control_checks(where: dict[str, Any], control: Control) -> Iterator[dict[st
         f'Set it to 0 with ALTER ROLE {where["role"]} IN DATABASE "{database}" SET …, since the'
         " leader is one long session.",
     )
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.replace("-", ".").split(".") if part.isdigit())
-
-
-def _cron_connection_check(where: dict[str, Any], database: str) -> dict[str, Any]:
-    """The connection that pg_cron makes for a job in libpq mode."""
-    import psycopg
-
-    try:
-        psycopg.connect(
-            host=where["cron_host"],
-            port=where["port"],
-            user=where["role"],
-            dbname=database,
-            connect_timeout=5,
-        ).close()
-    except psycopg.OperationalError as error:
-        return _check(
-            "connection of pg_cron",
-            False,
-            connection.reason(error),
-            "pg_cron connects to cron.host. Set cron.host to the Unix socket directory"
-            f" ({where['sockets']}) and restart the server, or let the role in with pg_hba.conf.",
-        )
-    return _check("connection of pg_cron", True, f'to cron.host "{where["cron_host"]}"')
 
 
 def _member_connection_check(where: dict[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,11 @@ def preflight_failed(detail: str, hint: str | None) -> SluiceError:
     )
 
 
+def drain_ended() -> SluiceError:
+    """Somebody resumed while a drain was waited for."""
+    return SluiceError("55000", "the drain was ended by sluice.resume() before it was reached")
+
+
 def no_control_database() -> SluiceError:
     """The server has not loaded pg_cron, so there is no control database."""
     return SluiceError(

@@ -31,9 +31,6 @@ _BY_SQLSTATE = {
     "53200": OUT_OF_MEMORY,
     "40001": SERIALIZATION_FAILURE,
     "40P01": DEADLOCK,
-    "57P01": WORKER_CRASHED,
-    "57P02": WORKER_CRASHED,
-    "57P03": WORKER_CRASHED,
 }
 _QUERY_CANCELED = "57014"
 
@@ -55,4 +52,6 @@ def classify(sqlstate: str | None, elapsed: float, deadline: float) -> Outcome:
         return RESOURCE_EXHAUSTED
     if sqlstate.startswith("08"):
         return CONNECTION_LOST
+    if sqlstate.startswith("57P"):
+        return WORKER_CRASHED
     return PERMANENT_ERROR

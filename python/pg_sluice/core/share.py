@@ -12,9 +12,16 @@ def share(limit: int, quota: int, waiting: int) -> int:
     return quota if quota > 0 else math.ceil(limit / max(1, waiting))
 
 
-def next_database(waiting: Set[int], held: Mapping[int, int]) -> int | None:
-    """The waiting database that holds the fewest workers; equals by the smallest OID."""
-    return min(waiting, key=lambda database: (held.get(database, 0), database), default=None)
+def next_database(
+    waiting: Set[int], held: Mapping[int, int], served: Mapping[int, int]
+) -> int | None:
+    """The waiting database that holds the fewest workers, of equals the one that was served longest
+    ago; `served` has a number for each that grows with every slot that it is given."""
+    return min(
+        waiting,
+        key=lambda database: (held.get(database, 0), served.get(database, 0), database),
+        default=None,
+    )
 
 
 def must_yield(
@@ -22,15 +29,18 @@ def must_yield(
 ) -> bool:
     """Whether a worker of a database gives its slot back between two runs.
 
-    So it is above the limit, or where no slot is free, the database holds more than its share, and
-    another that waits holds less than its own.
+    So it is above the limit, or where no slot is free and another database waits that has less than
+    it could have: less than its quota while this one is above its own, or, shared evenly, at least
+    two workers less. With fewer slots than databases they take turns.
     """
     total = sum(held.values())
-    if total > limit:
+    if total != limit:
+        return total > limit
+    mine = held.get(database, 0)
+    fewest = min((held.get(other, 0) for other in waiting - {database}), default=mine)
+    contenders = waiting | {other for other, workers in held.items() if workers > 0}
+    if fewest == 0 and len(contenders) > limit:
         return True
-    if total < limit:
-        return False
-    fair = share(limit, quota, len(waiting | {database}))
-    return held.get(database, 0) > fair and any(
-        held.get(other, 0) < fair for other in waiting - {database}
-    )
+    if quota > 0:
+        return mine > quota > fewest
+    return mine > fewest + 1

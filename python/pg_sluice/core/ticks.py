@@ -52,6 +52,9 @@ def _fire(node: dict[str, Any], now: datetime) -> tuple[str | None, str | None, 
     schedule = schedules.parse(node["schedule"])
     if node["retry_of"] is not None:
         return node["retry_of"], node["next_fire_at"], "retry"
+    if isinstance(schedule, schedules.Manual | schedules.Calculated):
+        # It has no grid, and somebody made it due: once.
+        return node["due_at"], None, None
     firing = schedules.due(
         schedule,
         datetime.fromisoformat(node["anchor"]),

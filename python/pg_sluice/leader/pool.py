@@ -45,6 +45,7 @@ class Pool:
         self.backlog: Counter[int] = Counter()
         self.held: Counter[int] = Counter()
         self._offers: Counter[int] = Counter()
+        self._served: Counter[int] = Counter()
         self.runs: dict[Any, float] = {}
         """Runs in progress and the loop's time of their start."""
         self.claiming = True
@@ -93,7 +94,7 @@ class Pool:
             self._changed.clear()
             while self.claiming and self._leader.limit > 0:
                 wanting = {db_oid for db_oid in self.backlog if self._wants(db_oid)}
-                db_oid = share.next_database(wanting, self.held)
+                db_oid = share.next_database(wanting, self.held, self._served)
                 if db_oid is None:
                     break
                 if not await self._start_worker(db_oid):
@@ -104,7 +105,7 @@ class Pool:
         now = asyncio.get_running_loop().time()
         return (
             self.backlog[db_oid] > self._starting[db_oid]
-            and db_oid in self._leader.members
+            and self._leader.serves(db_oid)
             and self._refused_until.get(db_oid, 0) <= now
         )
 
@@ -126,6 +127,7 @@ class Pool:
             return False
         slot, nonce, application_name = row
         self.held[db_oid] += 1
+        self._served[db_oid] = max(self._served.values(), default=0) + 1
         self._starting[db_oid] += 1
         worker = self._spawn(self._work(db_oid, slot, nonce, application_name))
         self._workers.add(worker)
@@ -235,7 +237,7 @@ class Pool:
     def _stays(self, db_oid: int) -> bool:
         return (
             self.claiming
-            and db_oid in self._leader.members
+            and self._leader.serves(db_oid)
             and not share.must_yield(
                 db_oid,
                 self._waiting(),

@@ -26,7 +26,9 @@ _LEASE_RENEWALS = 3
 _LONG_RUN_SECONDS = 1.0
 _END_POLL_SECONDS = 0.02
 _SLOTS_SECONDS = 5.0
-_CONTROL_OPTIONS = "-c synchronous_commit=off -c client_connection_check_interval=500ms"
+_CONTROL_OPTIONS = (
+    "-c synchronous_commit=off -c client_connection_check_interval=500ms -c DateStyle=ISO"
+)
 
 
 def lead(plpy: Plpy, seconds: float) -> str:
@@ -52,6 +54,7 @@ async def _lead(plpy: Plpy, seconds: float) -> None:
         " pg_catalog.current_database()::text AS database,"
         " pg_catalog.current_setting('unix_socket_directories') AS sockets,"
         " pg_catalog.current_setting('port') AS port,"
+        " pg_catalog.current_setting('server_version_num') AS version,"
         " current_user::text AS role, a.pid, a.backend_start::text AS backend_start"
         " FROM pg_catalog.pg_stat_activity AS a WHERE a.pid = pg_catalog.pg_backend_pid()",
     )
@@ -60,7 +63,7 @@ async def _lead(plpy: Plpy, seconds: float) -> None:
         raise errors.no_control_database()
     if where["control"] != where["database"]:
         raise errors.not_control_database(where["control"], where["database"])
-    server = Server(where["sockets"], where["port"], where["role"])
+    server = Server(where["sockets"], where["port"], where["role"], int(where["version"]))
     async with await server.connect(
         where["control"], "pg_sluice leader", options=_CONTROL_OPTIONS
     ) as control:
@@ -118,6 +121,11 @@ class Leader:
     def keeps_connection(self, db_oid: int) -> bool:
         """Whether a member's scheduler may stay connected between ticks."""
         return db_oid in self._connected
+
+    def serves(self, db_oid: int) -> bool:
+        """Whether runs of a database may be claimed: it is a member, and its scheduler is well."""
+        entry = self._schedulers.get(db_oid)
+        return db_oid in self.members and entry is not None and entry[0].well
 
     def run_ended(self, db_oid: int, pgt_id: int) -> None:
         """Tells the scheduler of a database that a run has ended."""
@@ -186,8 +194,11 @@ class Leader:
         most = int(self.settings["max_scheduler_connections"])
         self._connected = set(sorted(self.members)[:most])
         for db_oid in self._schedulers.keys() - self.members.keys():
-            self._schedulers.pop(db_oid)[1].cancel()
+            # It ends by itself, with the run that it may have in serial mode.
+            self._schedulers[db_oid][0].wake()
             self.pool.retire(db_oid)
+            if self._schedulers[db_oid][1].done():
+                del self._schedulers[db_oid]
         for db_oid in self.members.keys() - self._schedulers.keys():
             scheduler = Scheduler(self, db_oid)
             task = self._tasks.create_task(scheduler.run())
@@ -243,7 +254,9 @@ class Leader:
 
     async def _single_pass(self) -> None:
         await asyncio.gather(*(s.ticked.wait() for s, _ in self._schedulers.values()))
-        while self.pool.runs or await self.control.rows("waiting_databases"):
+        while self.pool.runs or any(
+            self.serves(db_oid) for db_oid, _ in await self.control.rows("waiting_databases")
+        ):
             await asyncio.sleep(_END_POLL_SECONDS)
 
     async def _finish_runs(self) -> None:

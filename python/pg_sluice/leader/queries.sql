@@ -76,7 +76,7 @@ LISTEN sluice_wake;
 
 -- name: identity
 -- Any. Who this session is.
-SELECT a.pid, a.backend_start FROM pg_catalog.pg_stat_activity AS a
+SELECT a.pid, pg_catalog.to_json(a.backend_start) OPERATOR(pg_catalog.#>>) '{}' FROM pg_catalog.pg_stat_activity AS a
 WHERE a.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid();
 
 -- name: member_state

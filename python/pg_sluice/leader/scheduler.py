@@ -43,6 +43,8 @@ class Scheduler:
         """Runs that lost their session: to be recorded over the scheduler's."""
         self.ticked = asyncio.Event()
         """Set once a tick has ended, well or not."""
+        self.well = False
+        """Whether the database could be scheduled the last time."""
         self._busy: set[int] = set()
         self._ended: set[int] = set()
         """Nodes whose run has ended since the last enqueue was sent."""
@@ -67,15 +69,17 @@ class Scheduler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Schedules; a failure is recorded, and scheduling starts again after a delay."""
+        """Schedules for as long as the database is a member; a failure is recorded, and scheduling
+        starts again after a delay."""
         leader = self._leader
-        while True:
+        loop = asyncio.get_running_loop()
+        while self._db_oid in leader.members:
             try:
                 async with await self._connect() as session:
                     back = await self._schedule(session)
-                await self._rest_until(back)
-                continue
             except (psycopg.Error, OSError, VersionMismatch) as error:
+                self.well = False
+                back = loop.time() + _RESTART_SECONDS
                 mismatch = isinstance(error, VersionMismatch)
                 await leader.control.row(
                     "record_failed_tick",
@@ -85,7 +89,10 @@ class Scheduler:
                     error=" ".join(str(error).split()),
                 )
             self.ticked.set()
-            await asyncio.sleep(_RESTART_SECONDS)
+            await self._rest_until(back)
+        for failure in self.lost:
+            # Nobody is left to record it.
+            await leader.finish(failure.run.run_id)
 
     async def _connect(self) -> Session:
         leader = self._leader
@@ -101,7 +108,7 @@ class Scheduler:
         self._copied_settings = None
         await self._refresh_settings(session)
         await session.row("listen")
-        while True:
+        while self._db_oid in self._leader.members:
             started = loop.time()
             await self._settle_lost(session)
             due = await self._tick_with_retries(session)
@@ -114,6 +121,7 @@ class Scheduler:
                 return float(min(due, started + _DISCONNECTED_INTERVALS * interval))
             await asyncio.sleep(max(0.0, started + _TICK_SPACING_SECONDS - loop.time()))
             await session.rest(self._wake, max(0.0, min(due, started + interval) - loop.time()))
+        return loop.time()
 
     async def _tick_with_retries(self, session: Session) -> float:
         for pause in (*ticks.RETRIES, None):
@@ -165,7 +173,7 @@ class Scheduler:
     async def _look_after(self, session: Session, started: float) -> None:
         """What is done now and then: health, settings, upkeep."""
         now = asyncio.get_running_loop().time()
-        if now - self._last_health < _HEALTH_SECONDS:
+        if now - self._last_health < _HEALTH_SECONDS and not session.take_notified():
             return
         self._last_health = now
         # Nodes whose run ended unseen get another look.
@@ -194,6 +202,7 @@ class Scheduler:
                 f" {self._leader.version} in the control database"
             )
         self.settings = state["settings"]
+        self.well = True
 
     async def _settle_lost(self, session: Session) -> None:
         """Records runs that lost their session; one that had committed is in history already."""
@@ -207,10 +216,12 @@ class Scheduler:
     async def _run_serially(self, session: Session) -> None:
         """Serial mode: the queued runs, one after the other, on the scheduler's own session."""
         leader = self._leader
-        executor = Executor(leader.server, leader.members[self._db_oid], session, leader.epoch)
+        executor = Executor(
+            leader.server, leader.members.get(self._db_oid, ""), session, leader.epoch
+        )
         finished: Any = None
         while True:
-            claims = leader.pool.claiming and leader.limit == 0
+            claims = leader.pool.claiming and leader.limit == 0 and self._db_oid in leader.members
             row = await leader.control.row(
                 "next_run",
                 epoch=leader.epoch,

@@ -77,8 +77,9 @@ def _half_close(pgconn: pq.abc.PGconn) -> socket.socket | None:
 class Server:
     """How to connect, and as whom."""
 
-    def __init__(self, sockets: str, port: str, role: str) -> None:
+    def __init__(self, sockets: str, port: str, role: str, version: int) -> None:
         self._where = (sockets, port, role)
+        self._version = version
 
     async def connect(
         self,
@@ -90,7 +91,7 @@ class Server:
         options: str = "",
     ) -> Session:
         """A new session within that many seconds; raises psycopg.OperationalError."""
-        given = connection.parameters(*self._where, database)
+        given = connection.parameters(*self._where, database, self._version)
         given["options"] += f" {options}"
         if role is not None:
             given["user"] = role
@@ -119,8 +120,16 @@ class Session:
 
     def __init__(self, opened: AsyncConnection[Any]) -> None:
         self.connection = opened
-        # What is in a notification doesn't matter: that the socket was readable is the wake-up.
-        opened.add_notify_handler(lambda _: None)
+        self._notified = False
+        opened.add_notify_handler(self._notice)
+
+    def _notice(self, _: object) -> None:
+        self._notified = True
+
+    def take_notified(self) -> bool:
+        """Whether a notification has come since; what is in it doesn't matter."""
+        notified, self._notified = self._notified, False
+        return notified
 
     async def __aenter__(self) -> Self:
         return self

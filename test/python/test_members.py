@@ -1,0 +1,435 @@
+"""Which databases are scheduled, and how they come and go."""
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from cluster import Cluster, Database, Leader
+
+
+def oid(cluster: Cluster, database: str) -> int:
+    return cluster.execute("SELECT oid::bigint FROM pg_database WHERE datname = %s", [database])[0][
+        0
+    ]
+
+
+def ran(database: Database, count: int = 1, *, timeout: float = 10) -> None:
+    database.wait_for(f"SELECT count(*) >= {count} FROM sluice.history", timeout=timeout)
+
+
+def sessions(database: Database) -> int:
+    return database.cluster.execute(
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = %s AND application_name LIKE 'pg_sluice%%'",
+        [database.name],
+    )[0][0]
+
+
+def test_databases_with_equal_ids_share_nothing(
+    member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    for database in (member, other):
+        database.execute("CREATE TABLE log (at timestamptz DEFAULT clock_timestamp())")
+    ids = {
+        database.execute(
+            "SELECT sluice.schedule('job', '1s', %s)",
+            [f"INSERT INTO log DEFAULT VALUES; SELECT '{database.name}'"],
+        )[0][0]
+        for database in (member, other)
+    }
+    assert len(ids) == 1
+    lead()
+    for database in (member, other):
+        ran(database, 2)
+    assert member.execute("SELECT sluice.pause(ARRAY['job'])") == [("paused",)]
+    before = member.execute("SELECT count(*) FROM log")[0][0]
+    rows = other.execute("SELECT count(*) FROM log")[0][0]
+    other.wait_for(f"SELECT count(*) > {rows + 1} FROM log")
+    assert member.execute("SELECT count(*) FROM log") == [(before,)]
+    # Both paused nodes have the same pgt_id: ending one pause leaves the other.
+    assert other.execute("SELECT sluice.unpause(ARRAY['job'])") == [(0,)]
+    assert member.execute("SELECT sluice.unpause(ARRAY['job'])") == [(1,)]
+    member.wait_for(f"SELECT count(*) > {before} FROM log")
+    # A run of the one does not stand in the way of the other's.
+    lock = "SELECT pg_advisory_xact_lock_shared(_sluice.lock_class('node'), 1)"
+    with member.connect(autocommit=False) as connection:
+        connection.execute(lock.replace("_shared", ""))
+        rows = other.execute("SELECT count(*) FROM log")[0][0]
+        other.wait_for(f"SELECT count(*) > {rows} FROM log")
+
+
+def test_start_and_stop_are_idempotent(cluster: Cluster, database: Database) -> None:
+    for _ in range(2):
+        database.execute("SELECT sluice.start()")
+        assert cluster.execute("SELECT database, state FROM sluice.databases()") == [
+            (database.name, "joining")
+        ]
+        assert cluster.execute(
+            "SELECT count(*) FROM cron.job WHERE command = 'CALL sluice.run()'"
+        ) == [(1,)]
+    for _ in range(2):
+        database.execute("SELECT sluice.stop()")
+        assert cluster.execute("SELECT count(*) FROM sluice.databases()") == [(0,)]
+        assert cluster.execute("SELECT count(*) FROM cron.job") == [(0,)]
+
+
+def test_start_while_the_leader_runs(cluster: Cluster, member: Any, leader: Leader) -> None:
+    with cluster.database() as late:
+        late.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+        late.execute("SELECT sluice.start()")
+        ran(late, 1, timeout=4)
+        assert late.execute(
+            "SELECT state FROM sluice.databases() WHERE database = current_database()"
+        ) == [("scheduled",)]
+
+
+def test_database_can_be_dropped_after_stop(
+    cluster: Cluster, member: Any, lead: Callable[..., Leader]
+) -> None:
+    """The leader lets go of it within a tick, idle workers too."""
+    with cluster.database() as doomed:
+        doomed.execute("SELECT sluice.start()")
+        doomed.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+        leader = lead()
+        ran(doomed)
+        assert sessions(doomed) >= 2
+        doomed.execute("SELECT sluice.stop()")
+
+        def dropped() -> bool:
+            try:
+                cluster.execute(f"DROP DATABASE {doomed.name}")
+            except psycopg.errors.ObjectInUse:
+                return False
+            return True
+
+        # DROP DATABASE itself waits five seconds for sessions to go.
+        cluster.wait_for(lambda: sessions(doomed) == 0, timeout=3)
+        cluster.wait_for(dropped, timeout=1)
+    assert leader.alive
+    assert cluster.execute("SELECT database FROM sluice.databases()") == [(member.name,)]
+
+
+@pytest.mark.parametrize("max_workers", ["4", "0"])
+def test_run_in_progress_ends_as_usual_after_stop(
+    cluster: Cluster,
+    member: Any,
+    other: Any,
+    lead: Callable[..., Leader],
+    max_workers: str,
+) -> None:
+    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    lead()
+    member.execute("SELECT sluice.schedule('job', 'manual', 'SELECT pg_sleep(1.5)')")
+    member.execute("SELECT sluice.schedule('never', 'manual', 'SELECT 1', priority => -100)")
+    member.execute("SELECT sluice.run_now('job')")
+    cluster.wait_for("SELECT count(*) = 1 FROM _sluice.queue WHERE state = 'running'", timeout=15)
+    member.execute("SELECT sluice.stop()")
+    ran(member)
+    assert member.execute("SELECT name, outcome FROM sluice.history") == [("job", "succeeded")]
+    cluster.wait_for("SELECT count(*) = 0 FROM _sluice.queue")
+    cluster.wait_for(lambda: sessions(member) == 0, timeout=3)
+    # The node runs again after the next start.
+    member.execute("SELECT sluice.start()")
+    member.execute("SELECT sluice.run_now('job')")
+    ran(member, 2)
+
+
+def test_copy_of_a_member_is_no_member(
+    cluster: Cluster, member: Any, lead: Callable[..., Leader]
+) -> None:
+    """A database made from a template of a member has its nodes, and nobody asked to run them."""
+    member.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    member.let_go()
+    with cluster.database(member.name) as copy:
+        assert copy.execute("SELECT count(*) FROM sluice.nodes") == [(1,)]
+        lead()
+        ran(member, 3)
+        assert copy.execute("SELECT count(*) FROM sluice.history") == [(0,)]
+        assert sessions(copy) == 0
+        assert cluster.execute("SELECT database FROM sluice.databases()") == [(member.name,)]
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["idle", "with a run in progress"])
+def test_dropped_database_is_forgotten(
+    cluster: Cluster, member: Any, leader: Leader, force: bool
+) -> None:
+    with cluster.database() as doomed:
+        doomed.execute("SELECT sluice.start()")
+        doomed.execute("SELECT sluice.schedule('job', 'manual', 'SELECT pg_sleep(60)')")
+        doomed.execute("SELECT sluice.schedule('queued', 'manual', 'SELECT 1')")
+        doomed.execute("SELECT sluice.pause(ARRAY['queued'])")
+        doomed.execute("SELECT sluice.run_now('queued')")
+        if force:
+            doomed.execute("SELECT sluice.run_now('job')")
+            cluster.wait_for("SELECT count(*) = 1 FROM _sluice.queue WHERE state = 'running'")
+        doomed.execute("SELECT sluice.drain(wait => false)")
+        number = oid(cluster, doomed.name)
+        cluster.execute(f"DROP DATABASE {doomed.name} WITH (FORCE)")
+    for table in ("member", "queue", "slot", "drain", "pause"):
+        cluster.wait_for(
+            f"SELECT count(*) = 0 FROM _sluice.{table} WHERE db_oid = {number}", timeout=8
+        )
+    assert leader.alive
+    assert cluster.execute("SELECT database FROM sluice.databases()") == [(member.name,)]
+    # Nothing of it stands in the way of a drain of the server.
+    assert cluster.execute("SELECT sluice.drain('1 s', cluster => true)") == [("drained",)]
+
+
+def test_renamed_database_stays_a_member(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    other.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    lead()
+    ran(other)
+    other.let_go()
+    cluster.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [other.name]
+    )
+
+    def renamed() -> bool:
+        try:
+            cluster.execute(f"ALTER DATABASE {other.name} RENAME TO renamed")
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
+
+    cluster.wait_for(renamed)
+    try:
+        cluster.wait_for(
+            "SELECT state = 'scheduled' FROM sluice.databases() WHERE database = 'renamed'",
+            timeout=15,
+        )
+    finally:
+        cluster.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'renamed'"
+        )
+        cluster.execute("DELETE FROM _sluice.member")
+        cluster.wait_for("SELECT count(*) = 0 FROM pg_stat_activity WHERE datname = 'renamed'")
+        cluster.execute(f"ALTER DATABASE renamed RENAME TO {other.name}")
+
+
+def mismatch(database: Database) -> None:
+    database.execute("UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'pg_sluice'")
+
+
+def repair(cluster: Cluster, database: Database) -> None:
+    version = cluster.execute("SELECT extversion FROM pg_extension WHERE extname = 'pg_sluice'")[0][
+        0
+    ]
+    database.execute(
+        "UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_sluice'", [version]
+    )
+
+
+def test_member_of_another_version_is_not_scheduled(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    for database in (member, other):
+        database.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    mismatch(other)
+    lead()
+    ran(member, 2)
+    cluster.wait_for(
+        f"SELECT state = 'version_mismatch' FROM sluice.databases() WHERE database = '{other.name}'"
+    )
+    error = cluster.execute(
+        "SELECT error FROM sluice.databases() WHERE database = %s", [other.name]
+    )
+    assert "0.0.1" in error[0][0]
+    assert other.execute("SELECT count(*) FROM sluice.history") == [(0,)]
+    repair(cluster, other)
+    # health_check() is a function of the member; it is back at our version here, the state is not.
+    assert other.execute(
+        "SELECT status FROM sluice.health_check() WHERE \"check\" = 'database'"
+    ) == [("critical",)]
+    ran(other, timeout=8)
+    other.wait_for("SELECT status = 'ok' FROM sluice.health_check() WHERE \"check\" = 'database'")
+
+
+def test_version_changes_while_scheduled(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    """Neither the grid nor a run that is queued already is executed any more."""
+    other.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    other.execute("SELECT sluice.schedule('by_hand', 'manual', 'SELECT 1')")
+    lead()
+    ran(other)
+    other.execute("SELECT sluice.pause(ARRAY['by_hand'])")
+    other.execute("SELECT sluice.run_now('by_hand')")
+    mismatch(other)
+    cluster.wait_for(
+        f"SELECT state = 'version_mismatch' FROM sluice.databases() WHERE database = '{other.name}'"
+    )
+    before = other.execute("SELECT count(*) FROM sluice.history")
+    cluster.execute("DELETE FROM _sluice.pause")
+    cluster.execute("NOTIFY sluice_wake")
+    member.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    ran(member, 3)
+    assert other.execute("SELECT count(*) FROM sluice.history") == before
+    repair(cluster, other)
+
+
+def test_unreachable_database_fails_alone(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    member.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    cluster.execute(f"ALTER DATABASE {other.name} ALLOW_CONNECTIONS false")
+    lead()
+    ran(member, 2)
+    cluster.wait_for(
+        f"SELECT state = 'failed' FROM sluice.databases() WHERE database = '{other.name}'"
+    )
+    error = cluster.execute(
+        "SELECT error FROM sluice.databases() WHERE database = %s", [other.name]
+    )
+    assert "not currently accepting connections" in error[0][0]
+    cluster.execute(f"ALTER DATABASE {other.name} ALLOW_CONNECTIONS true")
+    cluster.wait_for(
+        f"SELECT state = 'scheduled' FROM sluice.databases() WHERE database = '{other.name}'",
+        timeout=8,
+    )
+
+
+@pytest.mark.parametrize("max_workers", ["4", "0"])
+def test_one_pass_ends_though_a_database_is_unreachable(
+    cluster: Cluster,
+    member: Any,
+    other: Any,
+    lead: Callable[..., Leader],
+    max_workers: str,
+) -> None:
+    """Its queued run waits for another pass; the other database's is run."""
+    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    for database in (member, other):
+        database.execute("SELECT sluice.schedule('job', 'manual', 'SELECT 1')")
+        database.execute("SELECT sluice.run_now('job')")
+    cluster.execute(f"ALTER DATABASE {other.name} ALLOW_CONNECTIONS false")
+    try:
+        leader = lead("0", wait=False)
+        assert leader.join(10) is None
+    finally:
+        cluster.execute(f"ALTER DATABASE {other.name} ALLOW_CONNECTIONS true")
+    assert member.execute("SELECT outcome FROM sluice.history") == [("succeeded",)]
+    assert cluster.execute("SELECT database, queued FROM sluice.databases() ORDER BY database") == [
+        (member.name, 0),
+        (other.name, 1),
+    ]
+
+
+def test_second_failing_database_is_alerted_too(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    for database in (member, other):
+        cluster.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS false")
+    lead()
+    cluster.wait_for(
+        "SELECT count(*) = 2 FROM sluice.alerts"
+        " WHERE event = 'database_failed' AND closed_at IS NULL"
+    )
+    for database in (member, other):
+        cluster.execute(f"ALTER DATABASE {database.name} ALLOW_CONNECTIONS true")
+    cluster.wait_for(
+        "SELECT count(*) = 2 FROM sluice.alerts"
+        " WHERE event = 'database_failed' AND closed_at IS NOT NULL",
+        timeout=10,
+    )
+
+
+def test_timeouts_of_a_database_do_not_end_the_scheduler(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    """Sessions of ours have no deadline from outside; refresh_timeout is what bounds a run."""
+    for name in (
+        "idle_session_timeout",
+        "statement_timeout",
+        "idle_in_transaction_session_timeout",
+    ):
+        cluster.execute(f"ALTER DATABASE {other.name} SET {name} = '300ms'")
+    other.execute("SELECT sluice.schedule('job', '1s', 'SELECT pg_sleep(0.5)')")
+    lead()
+    other.wait_for("SELECT count(*) = 3 FROM sluice.history")
+    assert other.execute("SELECT DISTINCT outcome FROM sluice.history") == [("succeeded",)]
+    assert cluster.execute(
+        "SELECT count(*) FROM sluice.alerts WHERE event = 'database_failed'"
+    ) == [(0,)]
+
+
+def test_defaults_of_a_database_do_not_break_its_scheduling(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    for name, value in (
+        ("default_transaction_read_only", "on"),
+        ("default_transaction_isolation", "'serializable'"),
+        ("search_path", "nowhere"),
+        ("IntervalStyle", "'iso_8601'"),
+        ("TimeZone", "'Asia/Kathmandu'"),
+        ("standard_conforming_strings", "off"),
+        ("bytea_output", "'escape'"),
+    ):
+        cluster.execute(f"ALTER DATABASE {other.name} SET {name} = {value}")
+    with other.connect() as connection:
+        connection.execute("SET default_transaction_read_only = off")
+        connection.execute(
+            "SELECT sluice.schedule('job', '1s', 'SELECT 1', refresh_timeout => '90 s')"
+        )
+    lead()
+    ran(other, 2)
+    assert other.execute("SELECT DISTINCT outcome FROM sluice.history") == [("succeeded",)]
+
+
+def test_date_style_of_a_database_does_not_end_the_leader(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    """Its owner, who may be anybody, can set that."""
+    other.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    other.let_go()
+    cluster.execute(f"ALTER DATABASE {other.name} SET DateStyle = 'SQL, DMY'")
+    leader = lead()
+    other.wait_for(
+        lambda: not leader.alive or other.execute("SELECT count(*) > 1 FROM sluice.history")[0][0]
+    )
+    assert leader.error is None
+    assert other.execute("SELECT DISTINCT outcome FROM sluice.history") == [("succeeded",)]
+
+
+def test_member_with_an_awkward_name(
+    cluster: Cluster, member: Any, lead: Callable[..., Leader]
+) -> None:
+    name = 'Weird "name" with spaces\' = x'
+    quoted = '"{}"'.format(name.replace('"', '""'))
+    cluster.execute(f"CREATE DATABASE {quoted} TEMPLATE sluice_template")
+    try:
+        database = Database(cluster, name)
+        database.execute("SELECT sluice.start()")
+        database.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+        lead()
+        ran(database)
+        assert database.execute("SELECT sluice.drain()") == [("drained",)]
+    finally:
+        cluster.execute(f"DROP DATABASE {quoted} WITH (FORCE)")
+
+
+def test_extension_dropped_in_a_member(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    """DROP EXTENSION in a database that is still scheduled harms nobody else."""
+    for database in (member, other):
+        database.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    leader = lead()
+    ran(other)
+    with other.connect() as connection:
+        connection.execute("SET lock_timeout = '10 s'")
+        connection.execute("DROP EXTENSION pg_sluice CASCADE")
+    cluster.wait_for(
+        f"SELECT state = 'failed' FROM sluice.databases() WHERE database = '{other.name}'"
+    )
+    count = member.execute("SELECT count(*) FROM sluice.history")[0][0]
+    ran(member, count + 2)
+    assert leader.alive
+    # What was queued for it is no reason to spin, and its slots are given back.
+    cluster.wait_for(
+        f"SELECT count(*) = 0 FROM _sluice.queue WHERE db_oid = {oid(cluster, other.name)}"
+        " AND state = 'running'"
+    )

@@ -1,0 +1,237 @@
+"""The real pg_cron keeps a leader alive; and what start() refuses."""
+
+import itertools
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from cluster import Cluster, Database, Leader
+
+
+def ran_since(cluster: Cluster, at: Any, *, timeout: float) -> None:
+    cluster.wait_for(
+        "SELECT count(*) > 1 FROM sluice.history"
+        f" WHERE started_at > '{at}' AND outcome = 'succeeded'",
+        timeout=timeout,
+        dbname="app",
+    )
+
+
+def now(cluster: Cluster) -> Any:
+    return cluster.execute("SELECT clock_timestamp()")[0][0]
+
+
+# With pg_cron at work. These run last, in this order.
+
+
+@pytest.mark.timeout(90)
+def test_pg_cron_starts_the_leader(cron_cluster: Cluster) -> None:
+    cron_cluster.wait_for("SELECT expires_at > clock_timestamp() FROM _sluice.lease", timeout=75)
+    ran_since(cron_cluster, "-infinity", timeout=10)
+    # It is the job's own session.
+    assert cron_cluster.execute(
+        "SELECT d.command, d.status FROM cron.job_run_details AS d"
+        " JOIN _sluice.lease AS l ON l.pid = d.job_pid"
+    ) == [("CALL sluice.run()", "running")]
+
+
+@pytest.mark.timeout(150)
+def test_other_cron_jobs_run_on_time_beside_the_leader(cron_cluster: Cluster) -> None:
+    cron_cluster.wait_for(
+        "SELECT count(*) >= 2 FROM cron.job_run_details"
+        " WHERE command = 'SELECT 1' AND status = 'succeeded'"
+        " AND start_time > (SELECT renewed_at - interval '1 day' FROM _sluice.lease)",
+        timeout=140,
+    )
+    rows = cron_cluster.execute(
+        "SELECT start_time - date_trunc('minute', start_time), date_trunc('minute', start_time)"
+        " FROM cron.job_run_details WHERE command = 'SELECT 1' ORDER BY start_time"
+    )
+    assert max(delay.total_seconds() for delay, _ in rows) < 3
+    minutes = [minute for _, minute in rows]
+    assert [(b - a).total_seconds() for a, b in itertools.pairwise(minutes)] == [60] * (
+        len(minutes) - 1
+    )
+
+
+@pytest.mark.timeout(100)
+def test_pg_cron_brings_another_leader_after_a_kill(cron_cluster: Cluster) -> None:
+    (first,) = cron_cluster.execute("SELECT pid FROM _sluice.lease")[0]
+    assert cron_cluster.execute("SELECT pg_terminate_backend(%s)", [first]) == [(True,)]
+    at = now(cron_cluster)
+    cron_cluster.wait_for(
+        f"SELECT pid <> {first} AND expires_at > clock_timestamp() FROM _sluice.lease", timeout=80
+    )
+    ran_since(cron_cluster, at, timeout=10)
+    # No fire was lost or doubled by the change.
+    rows = cron_cluster.execute(
+        "SELECT due_at, count(*) FROM sluice.history WHERE outcome = 'succeeded'"
+        " GROUP BY 1 HAVING count(*) > 1",
+        dbname="app",
+    )
+    assert rows == []
+    cron_cluster.wait_for("SELECT count(*) <= 1 FROM _sluice.queue WHERE state = 'running'")
+
+
+@pytest.mark.timeout(100)
+def test_stop_takes_the_entry_along(cron_cluster: Cluster) -> None:
+    cron_cluster.execute("SELECT sluice.stop()", dbname="app")
+    assert cron_cluster.execute("SELECT command FROM cron.job") == [("SELECT 1",)]
+    cron_cluster.wait_for("SELECT pid IS NULL FROM _sluice.lease", timeout=5)
+    cron_cluster.wait_for(
+        "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name LIKE 'pg_sluice%'"
+    )
+
+
+# What start() refuses
+
+
+def refused(database: Database | Cluster) -> psycopg.Error:
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
+        database.execute("SELECT sluice.start()")
+    assert "Traceback" not in str(caught.value)
+    assert caught.value.diag.message_hint
+    return caught.value
+
+
+def failed_checks(database: Database | Cluster) -> list[str]:
+    rows = database.execute('SELECT "check", ok, detail, hint FROM sluice.preflight()')
+    assert all(detail for _, _, detail, _ in rows)
+    assert all(hint for _, ok, _, hint in rows if not ok)
+    return [check for check, ok, _, _ in rows if not ok]
+
+
+def test_preflight_where_all_is_well(database: Database, shared_state: None) -> None:
+    assert failed_checks(database) == []
+    database.execute("SELECT sluice.start()")
+
+
+def test_start_without_pg_cron(own_cluster: Callable[..., Cluster]) -> None:
+    cluster = own_cluster(preload=(), fsync=False)
+    error = refused(cluster)
+    assert "shared_preload_libraries" in error.diag.message_hint
+    assert failed_checks(cluster) == ["pg_cron is loaded"]
+    # What needs no control database works.
+    cluster.execute("SELECT sluice.create_stream_table('st', 'SELECT 1 AS x', 'manual')")
+    assert cluster.execute("SELECT sluice.refresh_stream_table('st')") == [("no_change",)]
+    for call in ("drain()", "stop()", "run_now('st')", "queue()"):
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+            cluster.execute(f"SELECT sluice.{call}")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        cluster.execute("CALL sluice.run()")
+
+
+def test_start_with_extensions_missing_in_the_control_database(
+    own_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = own_cluster(extensions=False, fsync=False)
+    cluster.execute("CREATE DATABASE app")
+    app = Database(cluster, "app")
+    app.execute("CREATE EXTENSION pg_sluice CASCADE")
+    assert "CREATE EXTENSION" in refused(app).diag.message_hint
+    assert failed_checks(app) == ["pg_cron is installed", "pg_sluice in the control database"]
+    cluster.execute("CREATE EXTENSION pg_cron")
+    error = refused(app)
+    assert error.diag.message_hint == (
+        'Run CREATE EXTENSION pg_sluice CASCADE in database "postgres".'
+    )
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
+        app.execute("SELECT sluice.drain()")
+    assert caught.value.diag.message_primary == (
+        'pg_sluice is not installed in the control database "postgres"'
+    )
+    cluster.execute("CREATE EXTENSION pg_sluice CASCADE")
+    app.execute("SELECT sluice.start()")
+
+
+def test_start_with_jobs_in_background_workers(own_cluster: Callable[..., Cluster]) -> None:
+    """Before pg_cron 1.5 one long job there stops all others."""
+    cluster = own_cluster(background_workers=True, fsync=False)
+    (version,) = cluster.execute("SELECT extversion FROM pg_extension WHERE extname = 'pg_cron'")[0]
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= (1, 5):
+        assert failed_checks(cluster) == []
+        cluster.execute("SELECT sluice.start()")
+        return
+    assert failed_checks(cluster) == ["pg_cron runs jobs side by side"]
+    assert "cron.use_background_workers = off" in refused(cluster).diag.message_hint
+    assert cluster.execute("SELECT count(*) FROM cron.job") == [(0,)]
+
+
+def test_start_with_an_unreachable_cron_host(own_cluster: Callable[..., Cluster]) -> None:
+    cluster = own_cluster(fsync=False, settings={"cron.host": "/nonexistent"})
+    assert failed_checks(cluster) == ["connection of pg_cron"]
+    assert "cron.host" in refused(cluster).diag.message_hint
+
+
+@pytest.mark.parametrize(
+    "where", ["ROLE postgres", "DATABASE {control}", "ROLE postgres IN DATABASE {control}"]
+)
+@pytest.mark.parametrize("name", ["statement_timeout", "idle_session_timeout"])
+def test_start_with_a_timeout(
+    cluster: Cluster, database: Database, shared_state: None, where: str, name: str
+) -> None:
+    target = where.format(control=cluster.control_db)
+    cluster.execute(f"ALTER {target} SET {name} = '1 h'")
+    try:
+        assert failed_checks(database) == ["sessions may be long"]
+        error = refused(database)
+        assert name in error.diag.message_detail
+        assert cluster.execute("SELECT count(*) FROM sluice.databases()") == [(0,)]
+    finally:
+        cluster.execute(f"ALTER {target} RESET {name}")
+
+
+# A server that speaks another language
+
+
+def german() -> str | None:
+    """A locale of the operating system for which the server has German messages."""
+    found = subprocess.run(["locale", "-a"], capture_output=True, text=True, check=True).stdout
+    wanted = re.compile(r"de_DE\.utf-?8", re.IGNORECASE)
+    return next(filter(wanted.fullmatch, found.split()), None)
+
+
+@pytest.fixture
+def german_cluster(own_cluster: Callable[..., Cluster]) -> Cluster:
+    locale = german()
+    if locale is None:
+        pytest.skip("no locale de_DE.UTF-8")
+    cluster = own_cluster(fsync=False, settings={"lc_messages": locale})
+    with cluster.connect() as connection, pytest.raises(psycopg.Error) as caught:
+        connection.execute("SELECT 1 / 0")
+    if "Division" not in str(caught.value):
+        pytest.skip("the server has no German messages")
+    return cluster
+
+
+def test_outcomes_on_a_german_server(german_cluster: Cluster) -> None:
+    """They are told from the SQLSTATE, and never from a message."""
+    cluster = german_cluster
+    with cluster.database() as database:
+        database.execute("SELECT sluice.start()")
+        database.execute("CREATE TABLE t (x int)")
+        for name, command, options in (
+            ("zero", "SELECT 1 / 0", ""),
+            ("slow", "SELECT pg_sleep(60)", ", refresh_timeout => '200 ms'"),
+            ("lock", "INSERT INTO t VALUES (1)", ", lock_timeout => '200 ms'"),
+        ):
+            database.execute(f"SELECT sluice.schedule(%s, 'manual', %s{options})", [name, command])
+        with database.connect(autocommit=False) as holder:
+            holder.execute("LOCK TABLE t")
+            leader = Leader(cluster)
+            for name in ("zero", "slow", "lock"):
+                database.execute("SELECT sluice.run_now(%s)", [name])
+            database.wait_for("SELECT count(*) >= 3 FROM sluice.history")
+        assert database.execute(
+            "SELECT name, outcome FROM sluice.history WHERE attempt = 1 ORDER BY name"
+        ) == [
+            ("lock", "lock_timeout"),
+            ("slow", "deadline_exceeded"),
+            ("zero", "permanent_error"),
+        ]
+        leader.terminate()
+        leader.join()
