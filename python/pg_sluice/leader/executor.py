@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from dataclasses import dataclass
@@ -99,6 +100,11 @@ class Executor:
                 await record_failure(self.session, failure, settings)
             except psycopg.Error:
                 raise SessionLost(failure) from error
+        if self._job_ran:
+            # At once: what it set could end the session while it rests. A session that is lost here
+            # has its run on record, and takes no other.
+            with contextlib.suppress(psycopg.Error):
+                await self.clean()
 
     async def _execute_in_transaction(self, run: Run, limits: Limits) -> None:
         session = self.session
@@ -108,8 +114,6 @@ class Executor:
         is_job = (run.options or {}).get("job", False)
         isolation = "READ COMMITTED" if is_job else "REPEATABLE READ"
         begin = sql.SQL(f"BEGIN ISOLATION LEVEL {isolation}; ") + _set("LOCAL", limits)
-        if self._job_ran:
-            await self.clean()
         await session.connection.execute(begin)
         # From here on the owner's SQL may have been there, however the run ends.
         self._job_ran = is_job

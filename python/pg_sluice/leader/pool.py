@@ -64,6 +64,13 @@ class Pool:
             self.backlog[db_oid] = max(self.backlog[db_oid], runs)
             self._changed.set()
 
+    def shrink(self) -> None:
+        """Ends idle workers that a lowered limit has no room for."""
+        surplus = self.held.total() - self._leader.limit
+        for idle in self._idle.values():
+            while surplus > 0 and idle:
+                surplus -= _wake(idle.popleft(), goes_on=False)
+
     def stop_claiming(self) -> None:
         """From here on no run is claimed; those in progress end."""
         self.claiming = False
@@ -208,47 +215,54 @@ class Pool:
         leader = self._leader
         executor = Executor(leader.server, leader.members[db_oid], session, leader.epoch)
         finished: Any = None
+        # Whoever is given a slot runs something with it before anybody else's turn comes.
+        goes_on = self._may_claim(db_oid)
         while True:
-            stays = self._stays(db_oid)
             offers = self._offers[db_oid]
             row = await leader.control.row(
                 "next_run",
                 epoch=leader.epoch,
                 finished=finished,
-                db_oid=db_oid if stays else None,
+                db_oid=db_oid if goes_on else None,
                 slot=slot,
             )
-            finished = None
-            if row is None:
-                if not stays:
-                    return
+            if row is not None:
+                finished = await self._execute(db_oid, executor, Run(*row))
+                goes_on = (
+                    not session.lost and self._may_claim(db_oid) and not self._must_yield(db_oid)
+                )
+            elif not goes_on:
+                return
+            else:
+                finished = None
                 # What was offered while the claim was under way, it may not have seen.
-                if self._offers[db_oid] == offers and not await self._rest(db_oid):
+                if self._offers[db_oid] == offers and not await self._rest(db_oid, session):
                     return
-                continue
-            self.backlog[db_oid] = max(0, self.backlog[db_oid] - 1)
-            run = Run(*row)
-            self.runs[run.run_id] = asyncio.get_running_loop().time()
-            await executor.execute(run, leader.settings_of(db_oid))
-            del self.runs[run.run_id]
-            finished = run.run_id
-            leader.run_ended(db_oid, run.pgt_id)
+                goes_on = self._may_claim(db_oid)
 
-    def _stays(self, db_oid: int) -> bool:
-        return (
-            self.claiming
-            and self._leader.serves(db_oid)
-            and not share.must_yield(
-                db_oid,
-                self._waiting(),
-                self.held,
-                self._leader.limit,
-                int(self._leader.settings["database_quota"]),
-            )
+    async def _execute(self, db_oid: int, executor: Executor, run: Run) -> Any:
+        """Runs a claimed run; gives its run_id, which is to be finished."""
+        self.backlog[db_oid] = max(0, self.backlog[db_oid] - 1)
+        self.runs[run.run_id] = asyncio.get_running_loop().time()
+        await executor.execute(run, self._leader.settings_of(db_oid))
+        del self.runs[run.run_id]
+        self._leader.run_ended(db_oid, run.pgt_id)
+        return run.run_id
+
+    def _may_claim(self, db_oid: int) -> bool:
+        return self.claiming and self._leader.serves(db_oid)
+
+    def _must_yield(self, db_oid: int) -> bool:
+        return share.must_yield(
+            db_oid,
+            self._waiting(),
+            self.held,
+            self._leader.limit,
+            int(self._leader.settings["database_quota"]),
         )
 
-    async def _rest(self, db_oid: int) -> bool:
-        """Waits for work; false when the worker is to end."""
+    async def _rest(self, db_oid: int, session: Session) -> bool:
+        """Waits for work; false when the worker is to end, also since its session has ended."""
         self.backlog[db_oid] = 0
         woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._idle[db_oid].append(woken)
@@ -257,7 +271,9 @@ class Pool:
             self._changed.set()
         try:
             async with asyncio.timeout(self._leader.settings["worker_idle_timeout"]):
-                return await woken
+                # A resting session is sent nothing but its end.
+                with session.watched(lambda: _wake(woken, goes_on=False)):
+                    return await woken
         except TimeoutError:
             return False
 

@@ -186,6 +186,7 @@ class Leader:
                     await self._news.wait()
             self._news.clear()
             await self._load_settings()
+            self.pool.shrink()
             await self._look_around()
 
     async def _look_around(self) -> None:
@@ -193,12 +194,12 @@ class Leader:
         self.members = dict(await self.control.rows("members", epoch=self.epoch))
         most = int(self.settings["max_scheduler_connections"])
         self._connected = set(sorted(self.members)[:most])
+        for db_oid in [db_oid for db_oid, (_, task) in self._schedulers.items() if task.done()]:
+            del self._schedulers[db_oid]
         for db_oid in self._schedulers.keys() - self.members.keys():
             # It ends by itself, with the run that it may have in serial mode.
             self._schedulers[db_oid][0].wake()
             self.pool.retire(db_oid)
-            if self._schedulers[db_oid][1].done():
-                del self._schedulers[db_oid]
         for db_oid in self.members.keys() - self._schedulers.keys():
             scheduler = Scheduler(self, db_oid)
             task = self._tasks.create_task(scheduler.run())

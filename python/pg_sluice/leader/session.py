@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import psycopg
@@ -164,16 +165,26 @@ class Session:
         or that long; clears `wake`. Another task must not use the session meanwhile, or what the
         server sends is noticed only afterwards.
         """
+        with self.watched(wake.set), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await wake.wait()
+        wake.clear()
+
+    @contextlib.contextmanager
+    def watched(self, notice: Callable[[], object]) -> Iterator[None]:
+        """Meanwhile calls `notice` when the server sends something."""
         loop = asyncio.get_running_loop()
         descriptor = self.connection.fileno()
-        loop.add_reader(descriptor, wake.set)
+
+        def once() -> None:
+            loop.remove_reader(descriptor)
+            notice()
+
+        loop.add_reader(descriptor, once)
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await wake.wait()
+            yield
         finally:
             loop.remove_reader(descriptor)
-            wake.clear()
 
     @property
     def lost(self) -> bool:
