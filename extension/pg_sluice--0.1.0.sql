@@ -1664,7 +1664,7 @@ DECLARE
 BEGIN
     PERFORM _sluice.close_gate();
     INSERT INTO _sluice.pause AS p (db_oid, pgt_id, name, requested_by, pid, backend_start)
-    SELECT _db_oid, n.pgt_id, n.name, _requested_by, _pid, _backend_start
+    SELECT DISTINCT ON (n.pgt_id) _db_oid, n.pgt_id, n.name, _requested_by, _pid, _backend_start
     FROM jsonb_to_recordset(_nodes) AS n (pgt_id bigint, name text)
     -- Who joins a pause that another call still waits for wants it to stay.
     ON CONFLICT (db_oid, pgt_id) DO UPDATE SET pid = NULL, backend_start = NULL;
@@ -2154,20 +2154,14 @@ $body$
 $$;
 COMMENT ON FUNCTION _sluice.barrier_body() IS 'Body of the function through which an owner''s SQL runs';
 
-CREATE FUNCTION _sluice.run_as(_owner oid, _search_path text, _command text, _gives_count boolean)
-RETURNS bigint
+CREATE FUNCTION _sluice.barrier(_owner oid)
+RETURNS text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_barrier CONSTANT text := 'sluice_run_as_' || _owner;
-    v_signature CONSTANT text := format('pg_temp.%I(text, text, boolean)', v_barrier);
-    -- A name can be taken over by another cursor, its time can't.
-    v_cursors CONSTANT text[] := ARRAY(
-        SELECT c.creation_time || c.name FROM pg_cursors AS c WHERE c.is_holdable
-    );
-    v_cursor text;
-    v_count bigint;
+    v_name CONSTANT text := 'sluice_run_as_' || _owner;
+    v_signature CONSTANT text := format('pg_temp.%I(text, text, boolean)', v_name);
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_roles AS r WHERE r.oid = _owner) THEN
         RAISE EXCEPTION USING
@@ -2192,6 +2186,26 @@ BEGIN
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', v_signature);
         EXECUTE format('ALTER FUNCTION %s OWNER TO %s', v_signature, _owner::regrole);
     END IF;
+    RETURN v_name;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.barrier(oid) IS
+    'The name of the SECURITY DEFINER function of a role through which its SQL runs; temporary, one for a session and role, made anew where it is not as it should be';
+
+CREATE FUNCTION _sluice.run_as(_owner oid, _search_path text, _command text, _gives_count boolean)
+RETURNS bigint
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_barrier CONSTANT text := _sluice.barrier(_owner);
+    -- A name can be taken over by another cursor, its time can't.
+    v_cursors CONSTANT text[] := ARRAY(
+        SELECT c.creation_time || c.name FROM pg_cursors AS c WHERE c.is_holdable
+    );
+    v_cursor text;
+    v_count bigint;
+BEGIN
     EXECUTE format('SELECT pg_temp.%I($1::text, $2::text, $3::boolean)', v_barrier)
     INTO v_count USING _command, _search_path, _gives_count;
     -- The owner's SQL can have left any search_path, and with it any operator: pin it again.
@@ -2207,7 +2221,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.run_as(oid, text, text, boolean) IS
-    'Executes SQL with exactly the rights of a role: inside a SECURITY DEFINER function that the role owns, SET ROLE and SET SESSION AUTHORIZATION are refused. The function is temporary, one for a session and owner. A caller that goes on in the transaction pins search_path again, and seals the transaction before it commits it with more rights than the role''s';
+    'Executes SQL with exactly the rights of a role: inside a SECURITY DEFINER function that the role owns, SET ROLE and SET SESSION AUTHORIZATION are refused. A caller that goes on in the transaction pins search_path again, and seals the transaction before it commits it with more rights than the role''s';
 
 CREATE FUNCTION _sluice.seal(_owner oid)
 RETURNS void
@@ -2228,8 +2242,8 @@ BEGIN
             ERRCODE = 'feature_not_supported',
             MESSAGE = 'a run must not leave deferrable constraints on temporary tables';
     END IF;
-    -- So that there is a barrier: none can be made afterwards.
-    PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
+    -- None can be made afterwards.
+    PERFORM _sluice.barrier(_owner);
     PERFORM pg_catalog.set_config('transaction_read_only', 'on', true);
     PERFORM _sluice.run_as(_owner, 'pg_catalog, pg_temp', 'SELECT 1', false);
 END;

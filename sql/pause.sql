@@ -25,7 +25,7 @@ DECLARE
 BEGIN
     PERFORM _sluice.close_gate();
     INSERT INTO _sluice.pause AS p (db_oid, pgt_id, name, requested_by, pid, backend_start)
-    SELECT _db_oid, n.pgt_id, n.name, _requested_by, _pid, _backend_start
+    SELECT DISTINCT ON (n.pgt_id) _db_oid, n.pgt_id, n.name, _requested_by, _pid, _backend_start
     FROM jsonb_to_recordset(_nodes) AS n (pgt_id bigint, name text)
     -- Who joins a pause that another call still waits for wants it to stay.
     ON CONFLICT (db_oid, pgt_id) DO UPDATE SET pid = NULL, backend_start = NULL;

@@ -387,7 +387,7 @@ class Leader:
     def _run(self, run_for: str) -> None:
         try:
             with self._connection as connection:
-                connection.execute("CALL sluice.run({})".format(_conf_literal(run_for)))
+                connection.execute(f"CALL sluice.run({_conf_literal(run_for)})")
         except psycopg.Error as error:
             self.error = error
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 def blocks(document: str) -> list[str]:
     """The SQL blocks of a document."""
-    found = re.findall(r"^```sql\n(.*?)^```", (ROOT / document).read_text("utf-8"), re.M | re.S)
+    found = re.findall(r"^```sql\n(.*?)^```", (ROOT / document).read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert found, f"{document} shows no SQL"
     return found
 

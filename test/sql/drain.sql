@@ -1,6 +1,6 @@
 -- Drain: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(40);
+SELECT plan(43);
 
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
@@ -15,8 +15,10 @@ SELECT run_id FROM _sluice.next_run(:epoch, NULL, 1, 1) \gset
 -- Requests
 SELECT is(_sluice.check_drain(1), NULL, 'no request, no answer');
 SELECT is_empty('SELECT 1 FROM pg_temp.rows(1)', 'and no row');
-SELECT ok(_sluice.request_drain(1, 'somebody', :pid, :'backend_start'), 'a request');
-SELECT ok(NOT _sluice.request_drain(1, 'somebody else', NULL, NULL), 'a second one joins it');
+SELECT _sluice.request_drain(1, 'somebody', :pid, :'backend_start') \g /dev/null
+SELECT results_eq('SELECT db_oid::integer, requested_by, stays FROM _sluice.drain', $$VALUES (1, 'somebody', false)$$, 'a request');
+SELECT _sluice.request_drain(1, 'somebody else', NULL, NULL) \g /dev/null
+SELECT results_eq('SELECT requested_by, stays FROM _sluice.drain', $$VALUES ('somebody', true)$$, 'a second one joins it, and this one wants it to stay');
 SELECT is((SELECT requested_by FROM _sluice.drain), 'somebody', 'and changes nothing');
 SELECT ok(_sluice.drain_in_force(1), 'it is in force from then on');
 SELECT ok(NOT _sluice.drain_in_force(2), 'for its database');
@@ -29,8 +31,8 @@ SELECT throws_ok($$INSERT INTO _sluice.drain (db_oid, requested_by) VALUES (1, '
 SELECT * FROM _sluice.next_run(:epoch, :'run_id', 1, NULL) \g /dev/null
 SELECT is(_sluice.check_drain(1), true, 'when nothing runs the answer is true, whatever is queued');
 SELECT results_eq(
-    'SELECT drained_at IS NOT NULL, pid, backend_start FROM _sluice.drain',
-    'VALUES (true, NULL::integer, NULL::timestamptz)',
+    'SELECT drained_at IS NOT NULL FROM _sluice.drain',
+    'VALUES (true)',
     'it is on record, and outlives its requester'
 );
 SELECT _sluice.withdraw_drain(1, :pid, :'backend_start'), _sluice.withdraw_abandoned_drains() \g /dev/null
@@ -77,8 +79,15 @@ SELECT is(_sluice.check_drain(2), NULL, 'its own can');
 SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01') \g /dev/null
 SELECT _sluice.withdraw_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), NULL, 'a request whose session vanished is withdrawn');
-SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01'), _sluice.keep_drain(2), _sluice.withdraw_abandoned_drains() \g /dev/null
+SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01'), _sluice.keep_drain(2, 2147483647, '2024-01-01'), _sluice.withdraw_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'one that was kept at its timeout is not');
+SELECT is_empty('SELECT * FROM _sluice.drain_waiter', 'and nobody waits for it');
+DELETE FROM _sluice.drain;
+SELECT _sluice.request_drain(2, 'first', 2147483647, '2024-01-01'), _sluice.request_drain(2, 'second', :pid, :'backend_start') \g /dev/null
+SELECT _sluice.withdraw_abandoned_drains() \g /dev/null
+SELECT is(_sluice.check_drain(2), false, 'a request stays while one of two waits for it');
+SELECT _sluice.withdraw_drain(2, :pid, :'backend_start') \g /dev/null
+SELECT is(_sluice.check_drain(2), NULL, 'and goes with the last');
 DELETE FROM _sluice.drain;
 
 -- As users see it

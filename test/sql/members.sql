@@ -184,7 +184,7 @@ SELECT is(pg_temp.jobs(), 'theirs|0 0 * * *|SELECT 1|t', 'the last one takes it 
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1000, 'x'), (:own, 'x');
 INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at) VALUES (1000, 1, 'gone', now(), now());
 SELECT _sluice.record_failed_tick(:epoch, 1000, 'failed', 'database does not exist') \g /dev/null
-INSERT INTO _sluice.drain (db_oid, requested_by) VALUES (1000, 'x'), (0, 'x'), (:own, 'x');
+INSERT INTO _sluice.drain (db_oid, requested_by, stays) VALUES (1000, 'x', true), (0, 'x', true), (:own, 'x', true);
 INSERT INTO _sluice.pause (db_oid, pgt_id, name, requested_by) VALUES (1000, 1, 'gone', 'x'), (:own, 1, 'n1', 'x');
 SELECT is((SELECT count(*) FROM _sluice.members(:epoch)), 1::bigint, 'a dropped database is not scheduled');
 SELECT results_eq(

@@ -1,17 +1,18 @@
 -- Pause: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(33);
+SELECT plan(36);
 
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
+SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid() \gset
 CREATE FUNCTION pg_temp.nodes(VARIADIC _pgt_ids bigint[]) RETURNS jsonb LANGUAGE sql AS $$
     SELECT jsonb_agg(jsonb_build_object('pgt_id', n, 'name', 'n' || n)) FROM unnest(_pgt_ids) AS n
 $$;
 
 -- All or none, up to a capacity
-SELECT is(_sluice.request_pause(1, pg_temp.nodes(1, 2), 'somebody'), ARRAY[1, 2]::bigint[], 'it gives what it paused');
-SELECT is(_sluice.request_pause(1, pg_temp.nodes(2, 3), 'other'), ARRAY[3]::bigint[], 'which is not what was paused before');
-SELECT is(_sluice.request_pause(1, pg_temp.nodes(2, 3), 'other'), '{}'::bigint[], 'and may be nothing');
-SELECT is(_sluice.request_pause(2, pg_temp.nodes(2), 'other'), ARRAY[2]::bigint[], 'a node of another database is another node');
+SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(1, 2), 'somebody', NULL, NULL)$$), NULL, 'nodes are paused');
+SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(2, 3), 'other', NULL, NULL)$$), NULL, 'also together with one that is');
+SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(2, 3), 'other', NULL, NULL)$$), NULL, 'and all again');
+SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(2, pg_temp.nodes(2), 'other', NULL, NULL)$$), NULL, 'a node of another database is another node');
 SELECT results_eq(
     'SELECT pgt_id, name, requested_by FROM _sluice.pause WHERE db_oid = 1 ORDER BY pgt_id',
     $$VALUES (1::bigint, 'n1', 'somebody'), (2, 'n2', 'somebody'), (3, 'n3', 'other')$$,
@@ -19,15 +20,15 @@ SELECT results_eq(
 );
 SELECT _sluice.store_setting('cluster', 'max_pause_entries', '4') \g /dev/null
 SELECT is(
-    pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(3, 4, 5), 'other')$$),
+    pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(3, 4, 5), 'other', NULL, NULL)$$),
     E'53400: too many paused nodes\nDETAIL: A database can have 4 paused nodes (max_pause_entries).\n'
     'HINT: End some with sluice.unpause(), or use sluice.drain() to stop the whole database.',
     'beyond the capacity of a database it is an error'
 );
 SELECT is((SELECT count(*) FROM _sluice.pause WHERE db_oid = 1), 3::bigint, 'and nothing of it is stored');
-SELECT is(_sluice.request_pause(1, pg_temp.nodes(4), 'other'), ARRAY[4]::bigint[], 'what fits is stored');
-SELECT is(_sluice.request_pause(1, pg_temp.nodes(1, 4), 'other'), '{}'::bigint[], 'a full database can pause again what is paused');
-SELECT is(_sluice.request_pause(2, pg_temp.nodes(1), 'other'), ARRAY[1]::bigint[], 'each database has its own capacity');
+SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(4), 'other', NULL, NULL)$$), NULL, 'what fits is stored');
+SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(1, 4), 'other', NULL, NULL)$$), NULL, 'a full database can pause again what is paused');
+SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(2, pg_temp.nodes(1), 'other', NULL, NULL)$$), NULL, 'each database has its own capacity');
 
 -- Waiting for just these nodes
 INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at) VALUES (1, 7, 'n7', now(), now()), (1, 8, 'n8', now(), now());
@@ -46,6 +47,19 @@ SELECT pg_advisory_unlock(_sluice.lock_class('node'), 7) \g /dev/null
 -- The end
 SELECT is(_sluice.end_pause(1, '{1,2,99}'), 2, 'ending gives how many were paused');
 SELECT is((SELECT string_agg(db_oid || ':' || pgt_id, ' ' ORDER BY db_oid, pgt_id) FROM _sluice.pause), '1:3 1:4 2:1 2:2', 'and ends just those');
+
+-- Withdrawal
+DELETE FROM _sluice.pause;
+SELECT _sluice.request_pause(1, pg_temp.nodes(1, 1, 2), 'x', :pid, :'backend_start'), _sluice.request_pause(1, pg_temp.nodes(2), 'y', NULL, NULL),
+    _sluice.request_pause(1, pg_temp.nodes(3), 'x', 2147483647, '2024-01-01') \g /dev/null
+SELECT _sluice.withdraw_abandoned_pauses() \g /dev/null
+SELECT is((SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause), '1 2', 'what a vanished session waited for is withdrawn');
+SELECT _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
+SELECT is((SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause), '2', 'and what a cancelled call paused, but for what another joined');
+SELECT _sluice.request_pause(1, pg_temp.nodes(4), 'x', :pid, :'backend_start') \g /dev/null
+SELECT _sluice.keep_pause(1, :pid, :'backend_start'), _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
+SELECT is((SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause), '2 4', 'not what had its answer');
+DELETE FROM _sluice.pause;
 
 -- As users see it
 CREATE TABLE src (id integer);

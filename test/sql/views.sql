@@ -69,8 +69,8 @@ SELECT sluice.resume() \g /dev/null
 SELECT results_eq(
     'SELECT "check", ok, hint FROM sluice.preflight()',
     $$VALUES ('pg_cron is loaded', true, NULL::text), ('control connection', true, NULL), ('pg_cron is installed', true, NULL),
-        ('pg_sluice in the control database', true, NULL), ('pg_cron runs jobs side by side', true, NULL), ('sessions may be long', true, NULL),
-        ('connection of pg_cron', true, NULL), ('connection of the scheduler', true, NULL)$$,
+        ('pg_sluice in the control database', true, NULL), ('pg_cron runs jobs side by side', true, NULL), ('connection of pg_cron', true, NULL),
+        ('sessions may be long', true, NULL), ('connection of the scheduler', true, NULL)$$,
     'preflight(): every check, all well here'
 );
 SELECT is_empty('SELECT * FROM sluice.databases() WHERE database = current_database()', 'and it starts nothing');
