@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 def blocks(document: str) -> list[str]:
     """The SQL blocks of a document."""
-    found = re.findall(r"^```sql\n(.*?)^```", (ROOT / document).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    text = (ROOT / document).read_text("utf-8")
+    found = re.findall(r"^```sql\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert found, f"{document} shows no SQL"
     return found
 
