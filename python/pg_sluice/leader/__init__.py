@@ -26,8 +26,8 @@ the next leader.
 
 Control connections run with synchronous_commit off. A crash can lose their last commits, and none
 of them matters by itself: a member commits an advance or a history row synchronously and later than
-the control commit it follows, which flushes the log up to there; and a lost claim or finish leaves
-a queue row whose outcome is read from history.
+the control commit it follows, which flushes the log up to there; a run whose claim is lost was
+rolled back with it and is claimed again; a lost finish leaves a row whose outcome is in history.
 
 The term. After `run_for` the leader ends at the first moment when no run is older than a second, at
 the latest after twice that time, when it stops claiming and waits for what runs.

@@ -26,6 +26,8 @@ _LEASE_RENEWALS = 3
 _LONG_RUN_SECONDS = 1.0
 _END_POLL_SECONDS = 0.02
 _SLOTS_SECONDS = 5.0
+_GUESTS = 4
+"""Schedulers at a time beyond max_scheduler_connections."""
 _CONTROL_OPTIONS = (
     "-c synchronous_commit=off -c client_connection_check_interval=500ms -c DateStyle=ISO"
 )
@@ -91,6 +93,7 @@ class Leader:
         self._news = asyncio.Event()
         self._over = asyncio.Event()
         self._connected: set[int] = set()
+        self._guests = asyncio.Semaphore(_GUESTS)
 
     async def run(self, seconds: float, pid: int, backend_start: str) -> None:
         """Takes the lease and leads until the term is over, or ends at once if another leads."""
@@ -117,6 +120,10 @@ class Leader:
         """The settings in force in a member, or the server's while they are not known."""
         entry = self._schedulers.get(db_oid)
         return (entry and entry[0].settings) or self.settings
+
+    def turn_to_connect(self, db_oid: int) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Schedulers whose database keeps no connection connect few at a time."""
+        return contextlib.nullcontext() if self.keeps_connection(db_oid) else self._guests
 
     def keeps_connection(self, db_oid: int) -> bool:
         """Whether a member's scheduler may stay connected between ticks."""

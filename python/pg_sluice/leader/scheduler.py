@@ -75,7 +75,10 @@ class Scheduler:
         loop = asyncio.get_running_loop()
         while self._db_oid in leader.members:
             try:
-                async with await self._connect() as session:
+                async with (
+                    leader.turn_to_connect(self._db_oid),
+                    await self._connect() as session,
+                ):
                     back = await self._schedule(session)
             except (psycopg.Error, OSError, VersionMismatch) as error:
                 self.well = False
