@@ -132,6 +132,7 @@ def test_crash_of_the_server(own_cluster: Callable[..., Cluster]) -> None:
             except Exception:  # noqa: BLE001 - whatever a recovering server says
                 return False
 
+        cluster.wait_for(lambda: "reinitializing" in cluster.log_text())
         cluster.wait_for(answers, timeout=20)
         leader = Leader(cluster)
         cluster.wait_for(lambda: leader.leads)

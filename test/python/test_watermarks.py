@@ -95,5 +95,6 @@ def test_groups_of_two_databases_are_apart(
     sources.wait_for("SELECT count(*) > 0 FROM sluice.history WHERE reason = 'gated'")
     assert other.execute("SELECT count(*) FROM sluice.history WHERE reason = 'gated'") == [(0,)]
     assert sources.execute(
-        "SELECT count(*) FROM sluice.history WHERE name = 'public.both_sources' AND outcome <> 'skipped'"
+        "SELECT count(*) FROM sluice.history"
+        " WHERE name = 'public.both_sources' AND outcome <> 'skipped'"
     ) == [(0,)]
