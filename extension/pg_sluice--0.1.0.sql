@@ -1345,6 +1345,12 @@ AS $$
 DECLARE
     v_run_id uuid;
 BEGIN
+    IF NOT EXISTS (SELECT FROM _sluice.member AS m WHERE m.db_oid = _db_oid) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = 'this database is not scheduled',
+            HINT = 'Call sluice.start() first.';
+    END IF;
     SELECT a.run_id INTO v_run_id FROM _sluice.add_runs(_db_oid, jsonb_build_array(_run)) AS a;
     IF v_run_id IS NULL THEN
         SELECT q.run_id INTO v_run_id FROM _sluice.queue AS q
@@ -1441,11 +1447,12 @@ BEGIN
     WHERE q.state = 'running'
         AND q.epoch < _epoch
         AND NOT EXISTS (SELECT FROM _sluice.slot AS s WHERE s.slot = q.slot)
-        -- A run without a slot was on a former leader's own connection, which carries this name.
-        AND (q.slot IS NOT NULL OR NOT EXISTS (
+        -- A run without a slot was on a scheduler's own session; a job at top level has one besides.
+        AND NOT EXISTS (
             SELECT FROM pg_stat_activity AS a
-            WHERE a.datid = q.db_oid AND a.application_name = 'pg_sluice scheduler ' || q.epoch
-        ));
+            WHERE a.datid = q.db_oid
+                AND a.application_name IN ('pg_sluice scheduler ' || q.epoch, 'pg_sluice job ' || q.epoch)
+        );
 END;
 $$;
 COMMENT ON FUNCTION _sluice.orphaned_runs(bigint) IS
@@ -1572,6 +1579,8 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
+    -- Calls that join or withdraw at the same time see each other.
+    SELECT _sluice.close_gate();
     DELETE FROM _sluice.drain_waiter AS w
     WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
     SELECT _sluice.end_unwanted_drains();
@@ -1783,6 +1792,8 @@ BEGIN
             MESSAGE = format('pg_sluice is at version %s here and at version %s in the control database', _version, v_own_version),
             HINT = 'Run ALTER EXTENSION pg_sluice UPDATE in both.';
     END IF;
+    -- The last member to leave meanwhile takes the entry along before we look for it.
+    PERFORM _sluice.close_gate();
     INSERT INTO _sluice.member (db_oid, joined_by) VALUES (_db_oid, _joined_by) ON CONFLICT (db_oid) DO NOTHING;
     PERFORM cron.schedule('pg_sluice', '* * * * *', 'CALL sluice.run()')
     WHERE NOT EXISTS (
@@ -1832,7 +1843,8 @@ BEGIN
     DELETE FROM _sluice.drain AS r WHERE r.db_oid <> 0
         AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = r.db_oid);
     DELETE FROM _sluice.pause AS p WHERE NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = p.db_oid);
-    UPDATE _sluice.alert AS a SET closed_at = clock_timestamp()
+    PERFORM _sluice.close_alert(a.event, NULL, a.node)
+    FROM _sluice.alert AS a
     WHERE a.closed_at IS NULL
         AND a.event IN ('database_failed', 'database_version_mismatch', 'spawn_failed')
         AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.datname = a.node);
@@ -1917,7 +1929,7 @@ AS $$
         'running', c.running,
         'drain', CASE
             WHEN NOT _sluice.drain_in_force(m.db_oid) THEN NULL
-            WHEN c.running = 0 THEN 'drained'
+            WHEN NOT EXISTS (SELECT FROM _sluice.drain_obstacles(m.db_oid)) THEN 'drained'
             ELSE 'draining'
         END,
         'error', COALESCE(m.error, m.spawn_error)
@@ -2014,7 +2026,7 @@ RETURNS TABLE (
     next_fire_at timestamptz, retry_of timestamptz, catch_up integer, priority integer,
     attempt integer, upstream bigint[], options jsonb
 )
-LANGUAGE sql STABLE
+LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT n.pgt_id, _sluice.node_name(n), n.kind, COALESCE(g.effective_schedule, n.schedule), n.anchor,
@@ -2026,6 +2038,8 @@ AS $$
         WHERE d.due_at <= _now AND d.pgt_id <> ALL (_busy)
         ORDER BY d.due_at
         LIMIT _limit
+        -- Not one that somebody is altering in a transaction that is open: the others don't wait.
+        FOR NO KEY UPDATE OF d SKIP LOCKED
     ) AS n
     -- OFFSET keeps it a look-up for each row instead of a scan of the whole graph.
     CROSS JOIN LATERAL (SELECT * FROM _sluice.graph AS o WHERE o.pgt_id = n.pgt_id OFFSET 0) AS g
@@ -2121,10 +2135,16 @@ AS $$
         LIMIT (SELECT _sluice.setting('maintenance_batch')::integer)
     ), deleted AS (
         DELETE FROM _sluice.history AS h USING old WHERE h.run_id = old.run_id RETURNING 1
+    ), closed AS (
+        DELETE FROM _sluice.alert AS a
+        WHERE a.closed_at < (
+            SELECT clock_timestamp() - make_interval(secs => _sluice.setting('history_retention')::double precision)
+        )
+        RETURNING 1
     )
-    SELECT count(*) FROM deleted
+    SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM closed)
 $$;
-COMMENT ON FUNCTION _sluice.upkeep() IS 'Deletes one batch of history that is past its retention; gives the number of rows';
+COMMENT ON FUNCTION _sluice.upkeep() IS 'Deletes one batch of history, and the closed alerts, that are past their retention; gives the number of rows';
 
 -- sql/runs.sql
 
@@ -2993,7 +3013,7 @@ RETURNS jsonb
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT jsonb_object_agg(s.name, s.setting || COALESCE(s.unit, ''))
+    SELECT jsonb_object_agg(s.name, current_setting(s.name))
     FROM pg_settings AS s
     WHERE s.context IN ('user', 'superuser') AND s.name !~ '^(search_path|transaction_.*)$'
 $$;
@@ -3533,7 +3553,7 @@ AS $$
     SELECT _sluice.unwrap(_sluice.invoke_privileged('start', jsonb_build_object('user', session_user)))
 $$;
 COMMENT ON FUNCTION sluice.start() IS
-'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it makes the nodes its own: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight().';
+'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it also makes the nodes its own, as part of the transaction: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight().';
 
 CREATE FUNCTION sluice.stop()
 RETURNS void
@@ -3553,6 +3573,11 @@ DECLARE
 BEGIN
     IF run_for IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'run_for must not be null';
+    END IF;
+    -- Since PostgreSQL 17 an interval can be endless.
+    IF NOT pg_catalog.isfinite(run_for) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'run_for must be finite';
     END IF;
     IF run_for OPERATOR(pg_catalog.<) '0'::interval THEN
         RAISE EXCEPTION USING
@@ -3813,7 +3838,8 @@ AS $$
         SELECT r.*
         FROM jsonb_to_record(_sluice.control('health_of', jsonb_build_object('_db_oid', _sluice.database_oid()))) AS r (
             leader_pid integer, leader_alive boolean, member_state text, last_tick_at timestamptz,
-            error text, queued bigint, oldest_queued_at timestamptz, worker_limit integer, drain boolean
+            error text, spawn_error text, tick_bound interval, queued bigint, oldest_queued_at timestamptz,
+            worker_limit integer, drain boolean
         )
     )
     SELECT 'leader',
@@ -3824,14 +3850,15 @@ AS $$
     UNION ALL
     SELECT 'database',
         CASE
-            WHEN c.member_state = 'scheduled' AND c.last_tick_at > clock_timestamp() - interval '2 min' THEN 'ok'
+            WHEN c.member_state = 'scheduled' AND c.last_tick_at > clock_timestamp() - c.tick_bound
+                THEN CASE WHEN c.spawn_error IS NULL THEN 'ok' ELSE 'critical' END
             WHEN c.member_state IS NULL THEN 'warn'
             WHEN c.member_state = 'joining' THEN 'warn'
             ELSE 'critical'
         END,
         CASE
             WHEN c.member_state IS NULL THEN 'this database is not scheduled'
-            ELSE format('%s, last tick %s%s', c.member_state, COALESCE(c.last_tick_at::text, 'never'), ': ' || c.error)
+            ELSE format('%s, last tick %s%s', c.member_state, COALESCE(c.last_tick_at::text, 'never'), ': ' || COALESCE(c.error, c.spawn_error))
         END,
         CASE WHEN c.member_state IS NULL THEN 'Call sluice.start().' END
     FROM control AS c
@@ -3876,6 +3903,9 @@ AS $$
         'member_state', m.state,
         'last_tick_at', m.last_tick_at,
         'error', m.error,
+        'spawn_error', m.spawn_error,
+        -- A database without a connection of its own is looked at within ten intervals.
+        'tick_bound', make_interval(secs => 60 + 10 * _sluice.setting('scheduler_interval')::double precision),
         'queued', (SELECT count(*) FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued'),
         'oldest_queued_at', (SELECT min(q.enqueued_at) FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued'),
         'worker_limit', _sluice.worker_limit(),

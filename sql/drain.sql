@@ -117,6 +117,8 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
+    -- Calls that join or withdraw at the same time see each other.
+    SELECT _sluice.close_gate();
     DELETE FROM _sluice.drain_waiter AS w
     WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
     SELECT _sluice.end_unwanted_drains();

@@ -9,7 +9,8 @@ AS $$
         SELECT r.*
         FROM jsonb_to_record(_sluice.control('health_of', jsonb_build_object('_db_oid', _sluice.database_oid()))) AS r (
             leader_pid integer, leader_alive boolean, member_state text, last_tick_at timestamptz,
-            error text, queued bigint, oldest_queued_at timestamptz, worker_limit integer, drain boolean
+            error text, spawn_error text, tick_bound interval, queued bigint, oldest_queued_at timestamptz,
+            worker_limit integer, drain boolean
         )
     )
     SELECT 'leader',
@@ -20,14 +21,15 @@ AS $$
     UNION ALL
     SELECT 'database',
         CASE
-            WHEN c.member_state = 'scheduled' AND c.last_tick_at > clock_timestamp() - interval '2 min' THEN 'ok'
+            WHEN c.member_state = 'scheduled' AND c.last_tick_at > clock_timestamp() - c.tick_bound
+                THEN CASE WHEN c.spawn_error IS NULL THEN 'ok' ELSE 'critical' END
             WHEN c.member_state IS NULL THEN 'warn'
             WHEN c.member_state = 'joining' THEN 'warn'
             ELSE 'critical'
         END,
         CASE
             WHEN c.member_state IS NULL THEN 'this database is not scheduled'
-            ELSE format('%s, last tick %s%s', c.member_state, COALESCE(c.last_tick_at::text, 'never'), ': ' || c.error)
+            ELSE format('%s, last tick %s%s', c.member_state, COALESCE(c.last_tick_at::text, 'never'), ': ' || COALESCE(c.error, c.spawn_error))
         END,
         CASE WHEN c.member_state IS NULL THEN 'Call sluice.start().' END
     FROM control AS c
@@ -72,6 +74,9 @@ AS $$
         'member_state', m.state,
         'last_tick_at', m.last_tick_at,
         'error', m.error,
+        'spawn_error', m.spawn_error,
+        -- A database without a connection of its own is looked at within ten intervals.
+        'tick_bound', make_interval(secs => 60 + 10 * _sluice.setting('scheduler_interval')::double precision),
         'queued', (SELECT count(*) FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued'),
         'oldest_queued_at', (SELECT min(q.enqueued_at) FROM _sluice.queue AS q WHERE q.db_oid = _db_oid AND q.state = 'queued'),
         'worker_limit', _sluice.worker_limit(),

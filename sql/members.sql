@@ -31,6 +31,8 @@ BEGIN
             MESSAGE = format('pg_sluice is at version %s here and at version %s in the control database', _version, v_own_version),
             HINT = 'Run ALTER EXTENSION pg_sluice UPDATE in both.';
     END IF;
+    -- The last member to leave meanwhile takes the entry along before we look for it.
+    PERFORM _sluice.close_gate();
     INSERT INTO _sluice.member (db_oid, joined_by) VALUES (_db_oid, _joined_by) ON CONFLICT (db_oid) DO NOTHING;
     PERFORM cron.schedule('pg_sluice', '* * * * *', 'CALL sluice.run()')
     WHERE NOT EXISTS (
@@ -80,7 +82,8 @@ BEGIN
     DELETE FROM _sluice.drain AS r WHERE r.db_oid <> 0
         AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = r.db_oid);
     DELETE FROM _sluice.pause AS p WHERE NOT EXISTS (SELECT FROM pg_database AS d WHERE d.oid = p.db_oid);
-    UPDATE _sluice.alert AS a SET closed_at = clock_timestamp()
+    PERFORM _sluice.close_alert(a.event, NULL, a.node)
+    FROM _sluice.alert AS a
     WHERE a.closed_at IS NULL
         AND a.event IN ('database_failed', 'database_version_mismatch', 'spawn_failed')
         AND NOT EXISTS (SELECT FROM pg_database AS d WHERE d.datname = a.node);
@@ -165,7 +168,7 @@ AS $$
         'running', c.running,
         'drain', CASE
             WHEN NOT _sluice.drain_in_force(m.db_oid) THEN NULL
-            WHEN c.running = 0 THEN 'drained'
+            WHEN NOT EXISTS (SELECT FROM _sluice.drain_obstacles(m.db_oid)) THEN 'drained'
             ELSE 'draining'
         END,
         'error', COALESCE(m.error, m.spawn_error)

@@ -83,6 +83,12 @@ AS $$
 DECLARE
     v_run_id uuid;
 BEGIN
+    IF NOT EXISTS (SELECT FROM _sluice.member AS m WHERE m.db_oid = _db_oid) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = 'this database is not scheduled',
+            HINT = 'Call sluice.start() first.';
+    END IF;
     SELECT a.run_id INTO v_run_id FROM _sluice.add_runs(_db_oid, jsonb_build_array(_run)) AS a;
     IF v_run_id IS NULL THEN
         SELECT q.run_id INTO v_run_id FROM _sluice.queue AS q
@@ -179,11 +185,12 @@ BEGIN
     WHERE q.state = 'running'
         AND q.epoch < _epoch
         AND NOT EXISTS (SELECT FROM _sluice.slot AS s WHERE s.slot = q.slot)
-        -- A run without a slot was on a former leader's own connection, which carries this name.
-        AND (q.slot IS NOT NULL OR NOT EXISTS (
+        -- A run without a slot was on a scheduler's own session; a job at top level has one besides.
+        AND NOT EXISTS (
             SELECT FROM pg_stat_activity AS a
-            WHERE a.datid = q.db_oid AND a.application_name = 'pg_sluice scheduler ' || q.epoch
-        ));
+            WHERE a.datid = q.db_oid
+                AND a.application_name IN ('pg_sluice scheduler ' || q.epoch, 'pg_sluice job ' || q.epoch)
+        );
 END;
 $$;
 COMMENT ON FUNCTION _sluice.orphaned_runs(bigint) IS

@@ -91,7 +91,7 @@ AS $$
     SELECT _sluice.unwrap(_sluice.invoke_privileged('start', jsonb_build_object('user', session_user)))
 $$;
 COMMENT ON FUNCTION sluice.start() IS
-'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it makes the nodes its own: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight().';
+'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it also makes the nodes its own, as part of the transaction: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight().';
 
 CREATE FUNCTION sluice.stop()
 RETURNS void
@@ -111,6 +111,11 @@ DECLARE
 BEGIN
     IF run_for IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'run_for must not be null';
+    END IF;
+    -- Since PostgreSQL 17 an interval can be endless.
+    IF NOT pg_catalog.isfinite(run_for) THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value', MESSAGE = 'run_for must be finite';
     END IF;
     IF run_for OPERATOR(pg_catalog.<) '0'::interval THEN
         RAISE EXCEPTION USING

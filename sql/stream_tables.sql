@@ -224,7 +224,7 @@ RETURNS jsonb
 LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT jsonb_object_agg(s.name, s.setting || COALESCE(s.unit, ''))
+    SELECT jsonb_object_agg(s.name, current_setting(s.name))
     FROM pg_settings AS s
     WHERE s.context IN ('user', 'superuser') AND s.name !~ '^(search_path|transaction_.*)$'
 $$;

@@ -22,7 +22,7 @@ RETURNS TABLE (
     next_fire_at timestamptz, retry_of timestamptz, catch_up integer, priority integer,
     attempt integer, upstream bigint[], options jsonb
 )
-LANGUAGE sql STABLE
+LANGUAGE sql VOLATILE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT n.pgt_id, _sluice.node_name(n), n.kind, COALESCE(g.effective_schedule, n.schedule), n.anchor,
@@ -34,6 +34,8 @@ AS $$
         WHERE d.due_at <= _now AND d.pgt_id <> ALL (_busy)
         ORDER BY d.due_at
         LIMIT _limit
+        -- Not one that somebody is altering in a transaction that is open: the others don't wait.
+        FOR NO KEY UPDATE OF d SKIP LOCKED
     ) AS n
     -- OFFSET keeps it a look-up for each row instead of a scan of the whole graph.
     CROSS JOIN LATERAL (SELECT * FROM _sluice.graph AS o WHERE o.pgt_id = n.pgt_id OFFSET 0) AS g
@@ -129,7 +131,13 @@ AS $$
         LIMIT (SELECT _sluice.setting('maintenance_batch')::integer)
     ), deleted AS (
         DELETE FROM _sluice.history AS h USING old WHERE h.run_id = old.run_id RETURNING 1
+    ), closed AS (
+        DELETE FROM _sluice.alert AS a
+        WHERE a.closed_at < (
+            SELECT clock_timestamp() - make_interval(secs => _sluice.setting('history_retention')::double precision)
+        )
+        RETURNING 1
     )
-    SELECT count(*) FROM deleted
+    SELECT (SELECT count(*) FROM deleted) + (SELECT count(*) FROM closed)
 $$;
-COMMENT ON FUNCTION _sluice.upkeep() IS 'Deletes one batch of history that is past its retention; gives the number of rows';
+COMMENT ON FUNCTION _sluice.upkeep() IS 'Deletes one batch of history, and the closed alerts, that are past their retention; gives the number of rows';

@@ -413,7 +413,7 @@ def test_run_in_a_transaction_block_is_refused(cluster: Cluster, member: Databas
 
 
 @pytest.mark.parametrize(
-    ("run_for", "sqlstate"), [("NULL", "22004"), ("'-1 s'", "22023"), ("'infinity'", "22007")]
+    ("run_for", "sqlstate"), [("NULL", "22004"), ("'-1 s'", "22023"), ("'infinity'", "22007 22023")]
 )
 def test_run_for_nonsense_is_refused(
     cluster: Cluster, member: Database, run_for: str, sqlstate: str
@@ -422,7 +422,8 @@ def test_run_for_nonsense_is_refused(
         connection.execute("SET statement_timeout = '5 s'")
         with pytest.raises(psycopg.Error) as caught:
             connection.execute(f"CALL sluice.run({run_for})")
-    assert caught.value.sqlstate == sqlstate
+    # Before PostgreSQL 17 there is no endless interval to refuse.
+    assert caught.value.sqlstate in sqlstate.split()
 
 
 def test_only_a_superuser_leads(cluster: Cluster, member: Database) -> None:

@@ -1,6 +1,6 @@
 -- SQL jobs: schedule(), unschedule(), run_now(), reset().
 \ir setup.psql
-SELECT plan(38);
+SELECT plan(39);
 
 CREATE FUNCTION pg_temp.schedule_error(_arguments text) RETURNS text LANGUAGE sql AS $$
     SELECT pg_temp.error_of('SELECT sluice.schedule(' || _arguments || ')')
@@ -98,6 +98,11 @@ SELECT ok(NOT sluice.unschedule('stream'), 'and it drops no stream table');
 SELECT throws_ok($$SELECT sluice.unschedule(NULL)$$, '22004', 'name must not be null', 'NULL is an error');
 
 -- Now
+SELECT is(
+    pg_temp.error_of($$SELECT sluice.run_now('nightly')$$),
+    E'55000: this database is not scheduled\nHINT: Call sluice.start() first.', 'nothing would run it'
+);
+SELECT sluice.start() \g /dev/null
 SELECT sluice.run_now('nightly') AS run_id \gset
 SELECT results_eq(
     'SELECT run_id, pgt_id, name, state, priority FROM sluice.queue() WHERE database = current_database()',

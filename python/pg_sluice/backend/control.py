@@ -198,7 +198,7 @@ def _where(plpy: Plpy) -> dict[str, Any]:
             pg_catalog.current_database()::text AS database,
             _sluice.database_oid() AS db_oid,
             a.pid,
-            a.backend_start::text AS backend_start,
+            pg_catalog.to_json(a.backend_start) #>> '{}' AS backend_start,
             (SELECT e.extversion FROM pg_catalog.pg_extension AS e WHERE e.extname = 'pg_sluice')
                 AS version
         FROM pg_catalog.pg_stat_activity AS a

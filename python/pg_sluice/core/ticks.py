@@ -33,6 +33,9 @@ def plan(due: list[dict[str, Any]], now: datetime) -> Plan:
         except SluiceError as error:
             made.unreadable[node["pgt_id"]] = f"{error.message}: {error.detail}"
             continue
+        except (ValueError, OverflowError) as error:
+            made.unreadable[node["pgt_id"]] = f"invalid time: {error}"
+            continue
         if fire is not None:
             run = {
                 key: node[key]

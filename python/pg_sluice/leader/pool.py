@@ -48,20 +48,27 @@ class Pool:
         self._served: Counter[int] = Counter()
         self.runs: dict[Any, float] = {}
         """Runs in progress and the loop's time of their start."""
+        self.claims = 0
+        """Claims under way: what they give is about to run."""
         self.claiming = True
         self._starting: Counter[int] = Counter()
         self._idle: defaultdict[int, deque[asyncio.Future[bool]]] = defaultdict(deque)
         self._refused_until: dict[int, float] = {}
         self._changed = asyncio.Event()
 
+    def recount(self, db_oid: int, runs: int) -> None:
+        """Says how many runs of a database the queue has to claim."""
+        self.backlog[db_oid] = 0
+        self.offer(db_oid, runs)
+
     def offer(self, db_oid: int, runs: int = 1) -> None:
-        """Says that a database may have that many runs to claim."""
+        """Says that a database may have that many more runs to claim."""
         self._offers[db_oid] += 1
         idle = self._idle[db_oid]
         while runs > 0 and idle:
             runs -= _wake(idle.popleft(), goes_on=True)
         if runs > 0:
-            self.backlog[db_oid] = max(self.backlog[db_oid], runs)
+            self.backlog[db_oid] += runs
             self._changed.set()
 
     def shrink(self) -> None:
@@ -109,15 +116,18 @@ class Pool:
                     break
 
     def _wants(self, db_oid: int) -> bool:
+        return self.backlog[db_oid] > self._starting[db_oid] and self._can_be_served(db_oid)
+
+    def _can_be_served(self, db_oid: int) -> bool:
         now = asyncio.get_running_loop().time()
-        return (
-            self.backlog[db_oid] > self._starting[db_oid]
-            and self._leader.serves(db_oid)
-            and self._refused_until.get(db_oid, 0) <= now
-        )
+        return self._leader.serves(db_oid) and self._refused_until.get(db_oid, 0) <= now
 
     def _waiting(self) -> set[int]:
-        return {db_oid for db_oid, runs in self.backlog.items() if runs > 0}
+        return {
+            db_oid
+            for db_oid, runs in self.backlog.items()
+            if runs > 0 and self._can_be_served(db_oid)
+        }
 
     def _borrow_back(self, db_oid: int) -> None:
         """No slot is free: an idle worker of another database ends, the richest one's first."""
@@ -133,20 +143,23 @@ class Pool:
         if row is None or row[0] is None:
             return False
         slot, nonce, application_name = row
+        database = self._leader.members[db_oid]
         self.held[db_oid] += 1
         self._served[db_oid] = max(self._served.values(), default=0) + 1
         self._starting[db_oid] += 1
-        worker = self._spawn(self._work(db_oid, slot, nonce, application_name))
+        worker = self._spawn(self._work(db_oid, database, slot, nonce, application_name))
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
         return True
 
-    async def _work(self, db_oid: int, slot: int, nonce: Any, application_name: str) -> None:
+    async def _work(
+        self, db_oid: int, database: str, slot: int, nonce: Any, application_name: str
+    ) -> None:
         """The life of a worker, from a reserved slot until the slot is free again."""
         lost: SessionLost | None = None
         session = None
         try:
-            session = await self._connect(db_oid, nonce, application_name)
+            session = await self._connect(database, nonce, application_name)
         except StartTimeout as late:
             self._starting[db_oid] -= 1
             await self._refuse(db_oid, late)
@@ -159,7 +172,7 @@ class Pool:
             self._starting[db_oid] -= 1
         try:
             if session is not None:
-                await self._serve(db_oid, slot, session)
+                await self._serve(db_oid, database, slot, session)
         except SessionLost as found:
             lost = found
         finally:
@@ -174,25 +187,31 @@ class Pool:
             self.offer(db_oid)
         self._changed.set()
 
-    async def _connect(self, db_oid: int, nonce: Any, application_name: str) -> Session | None:
-        """The session of a reserved slot, which is live then; None when it did not come about."""
+    async def _connect(self, database: str, nonce: Any, application_name: str) -> Session | None:
+        """The session of a reserved slot, which is live then; None when the slot is gone."""
         leader = self._leader
-        if db_oid not in leader.members:
-            return None
         session = await leader.server.connect(
-            leader.members[db_oid],
+            database,
             application_name,
             seconds=leader.settings["worker_start_timeout"],
             options=WORKER_OPTIONS,
         )
         try:
-            pid, backend_start = await session.one("identity")
-        except psycopg.Error as error:
+            try:
+                pid, backend_start = await session.one("identity")
+            except psycopg.Error as error:
+                raise psycopg.OperationalError(str(error)) from error
+            live = await leader.control.value(
+                "activate_slot",
+                epoch=leader.epoch,
+                nonce=nonce,
+                pid=pid,
+                backend_start=backend_start,
+            )
+        except BaseException:
             session.close()
-            raise psycopg.OperationalError(str(error)) from error
-        if not await leader.control.value(
-            "activate_slot", epoch=leader.epoch, nonce=nonce, pid=pid, backend_start=backend_start
-        ):
+            raise
+        if not live:
             session.close()
             return None
         return session
@@ -211,23 +230,17 @@ class Pool:
         self._refused_until[db_oid] = loop.time() + pause
         loop.call_later(pause, self._changed.set)
 
-    async def _serve(self, db_oid: int, slot: int, session: Session) -> None:
+    async def _serve(self, db_oid: int, database: str, slot: int, session: Session) -> None:
         leader = self._leader
-        executor = Executor(leader.server, leader.members[db_oid], session, leader.epoch)
+        executor = Executor(leader.server, database, session, leader.epoch)
         finished: Any = None
         # Whoever is given a slot runs something with it before anybody else's turn comes.
         goes_on = self._may_claim(db_oid)
         while True:
             offers = self._offers[db_oid]
-            row = await leader.control.row(
-                "next_run",
-                epoch=leader.epoch,
-                finished=finished,
-                db_oid=db_oid if goes_on else None,
-                slot=slot,
-            )
-            if row is not None:
-                finished = await self._execute(db_oid, executor, Run(*row))
+            run = await self.claim(finished, db_oid if goes_on else None, slot)
+            if run is not None:
+                finished = await self._execute(db_oid, executor, run)
                 goes_on = (
                     not session.lost and self._may_claim(db_oid) and not self._must_yield(db_oid)
                 )
@@ -240,10 +253,28 @@ class Pool:
                     return
                 goes_on = self._may_claim(db_oid)
 
+    async def claim(self, finished: Any, db_oid: int | None, slot: int | None) -> Run | None:
+        """Finishes a run and claims the next of a database, which is in progress then."""
+        self.claims += 1
+        try:
+            row = await self._leader.control.row(
+                "next_run",
+                epoch=self._leader.epoch,
+                finished=finished,
+                db_oid=db_oid,
+                slot=slot,
+            )
+            if row is None:
+                return None
+            run = Run(*row)
+            self.runs[run.run_id] = asyncio.get_running_loop().time()
+            return run
+        finally:
+            self.claims -= 1
+
     async def _execute(self, db_oid: int, executor: Executor, run: Run) -> Any:
         """Runs a claimed run; gives its run_id, which is to be finished."""
         self.backlog[db_oid] = max(0, self.backlog[db_oid] - 1)
-        self.runs[run.run_id] = asyncio.get_running_loop().time()
         await executor.execute(run, self._leader.settings_of(db_oid))
         del self.runs[run.run_id]
         self._leader.run_ended(db_oid, run.pgt_id)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 
-from .. import connection
+from .. import __version__, connection
 from ..backend.entry import server_error
 from ..backend.plpy_types import Plpy, rows
 from ..core import errors, outcomes
@@ -57,7 +57,8 @@ async def _lead(plpy: Plpy, seconds: float) -> None:
         " pg_catalog.current_setting('unix_socket_directories') AS sockets,"
         " pg_catalog.current_setting('port') AS port,"
         " pg_catalog.current_setting('server_version_num') AS version,"
-        " current_user::text AS role, a.pid, a.backend_start::text AS backend_start"
+        " current_user::text AS role, a.pid,"
+        " pg_catalog.to_json(a.backend_start) #>> '{}' AS backend_start"
         " FROM pg_catalog.pg_stat_activity AS a WHERE a.pid = pg_catalog.pg_backend_pid()",
     )
     plpy.commit()
@@ -141,7 +142,8 @@ class Leader:
 
     async def settle_lost(self, db_oid: int, failure: Failure) -> None:
         """Has a run recorded whose session is gone; where nobody schedules any more, forgets it."""
-        if entry := self._schedulers.get(db_oid):
+        entry = self._schedulers.get(db_oid)
+        if entry is not None and not entry[1].done():
             entry[0].settle(failure)
         else:
             await self.finish(failure.run.run_id)
@@ -185,6 +187,9 @@ class Leader:
             self.limit,
             self.version,
         ) = await self.control.one("control_state")
+        if self.version != __version__:
+            # The extension was updated: the next leader loads the package of that version.
+            self._over.set()
 
     async def _control_loop(self) -> None:
         while True:
@@ -218,7 +223,7 @@ class Leader:
         await self._settle_orphans()
         for db_oid, runs in await self.control.rows("waiting_databases"):
             if self.limit > 0:
-                self.pool.offer(db_oid, runs)
+                self.pool.recount(db_oid, runs)
             elif db_oid in self._schedulers:
                 self._schedulers[db_oid][0].wake()
 
@@ -269,7 +274,7 @@ class Leader:
 
     async def _finish_runs(self) -> None:
         self.pool.stop_claiming()
-        while self.pool.runs:
+        while self.pool.runs or self.pool.claims:
             await asyncio.sleep(_END_POLL_SECONDS)
         # A session that is slow to go leaves its slot to the next leader's reconciliation.
         with contextlib.suppress(TimeoutError):

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from ..core import ticks
-from .executor import Executor, Failure, Run, SessionLost, record_failure
+from .executor import Executor, Failure, SessionLost, record_failure
 from .session import Session
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class Scheduler:
                 )
             self.ticked.set()
             await self._rest_until(back)
-        for failure in self.lost:
+        while self.lost:
             # Nobody is left to record it.
-            await leader.finish(failure.run.run_id)
+            await leader.finish(self.lost.popleft().run.run_id)
 
     async def _connect(self) -> Session:
         leader = self._leader
@@ -164,6 +164,8 @@ class Scheduler:
                 if soonest is not None:
                     until = (datetime.fromisoformat(soonest) - datetime.now(UTC)).total_seconds()
                     wait = until if wait is None else min(float(wait), until)
+            if len(due) == _TICK_ROWS:
+                wait = 0
         return loop.time() + (float("inf") if wait is None else float(wait))
 
     async def _rest_until(self, back: float) -> None:
@@ -188,9 +190,10 @@ class Scheduler:
             db_oid=self._db_oid,
             milliseconds=(now - started) * 1000,
         )
-        if now - self._last_upkeep >= _UPKEEP_SECONDS:
+        due = now - self._last_upkeep >= _UPKEEP_SECONDS
+        # While there is something to delete the next look goes on with it.
+        if due and await session.value("upkeep") == 0:
             self._last_upkeep = now
-            await session.row("upkeep")
 
     async def _refresh_settings(self, session: Session) -> None:
         if self._copied_settings != self._leader.cluster_settings:
@@ -225,21 +228,13 @@ class Scheduler:
         finished: Any = None
         while True:
             claims = leader.pool.claiming and leader.limit == 0 and self._db_oid in leader.members
-            row = await leader.control.row(
-                "next_run",
-                epoch=leader.epoch,
-                finished=finished,
-                db_oid=self._db_oid if claims else None,
-                slot=None,
-            )
-            if row is None:
+            run = await leader.pool.claim(finished, self._db_oid if claims else None, None)
+            if run is None:
                 if finished is not None:
                     # The next tick must not meet what an owner's SQL left behind.
                     await executor.clean()
                     await session.row("listen")
                 return
-            run = Run(*row)
-            leader.pool.runs[run.run_id] = asyncio.get_running_loop().time()
             try:
                 await executor.execute(run, leader.settings_of(self._db_oid))
             except SessionLost as lost:
