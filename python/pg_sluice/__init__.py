@@ -1,4 +1,4 @@
-"""pg_sluice: scheduler and incrementally refreshed tables inside PostgreSQL.
+"""pg_sluice: scheduler and stream tables inside PostgreSQL.
 
 `core` decides, `backend` runs inside a user's session, `leader` is the scheduler process.
 """

@@ -5,7 +5,7 @@ that changes dispatch state, and the server refuses a stale one (SQLSTATE SL001)
 process believes about itself never decides anything.
 
     candidate --acquire_lease--> leader --release_lease--> (gone)       a clean end
-    candidate --lease is live--> waits one TTL --> leader or (gone)
+    candidate --lease is live--> waits for it to lapse, one TTL at most --> leader or (gone)
     leader --SL001, an error, a kill--> (gone)                          the lease lapses by itself
 
 What runs here, as tasks of one group; the first error ends them all:
@@ -15,6 +15,7 @@ What runs here, as tasks of one group; the first error ends them all:
     lease        renews every third of the TTL
     control      once a scheduler_interval: settings, members, what former leaders left behind
     listener     NOTIFY sluice_wake in the control database
+    dispatch     gives free slots to the databases that wait
     schedulers   one for each member: tick, enqueue, advance; a failing one is restarted alone
     workers      one for each slot: claim, run, finish; a failing one costs its own run only
 
@@ -29,6 +30,6 @@ of them matters by itself: a member commits an advance or a history row synchron
 the control commit it follows, which flushes the log up to there; a run whose claim is lost was
 rolled back with it and is claimed again; a lost finish leaves a row whose outcome is in history.
 
-The term. After `run_for` the leader ends at the first moment when no run is older than a second, at
-the latest after twice that time, when it stops claiming and waits for what runs.
+The term. After `run_for` the leader goes on until no run is older than a second, at the latest until
+twice that time; then it stops claiming and waits for what runs.
 """
