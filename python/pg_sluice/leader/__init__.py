@@ -30,6 +30,6 @@ of them matters by itself: a member commits an advance or a history row synchron
 the control commit it follows, which flushes the log up to there; a run whose claim is lost was
 rolled back with it and is claimed again; a lost finish leaves a row whose outcome is in history.
 
-The term. After `run_for` the leader goes on until no run is older than a second, at the latest until
-twice that time; then it stops claiming and waits for what runs.
+The term. After `run_for` the leader goes on until no run is older than a second, at most for twice
+that time in all; then it stops claiming and waits for what runs.
 """
