@@ -358,6 +358,7 @@ CREATE FUNCTION _sluice.column_signature(_relid regclass)
 RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 AS $$
     SELECT string_agg(
         format('%s %s%s', a.attnum, format_type(a.atttypid, a.atttypmod), ' collation ' || NULLIF(a.attcollation, 0)::regcollation),
@@ -373,6 +374,7 @@ CREATE FUNCTION _sluice.node_name(_node _sluice.node)
 RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 AS $$
     SELECT COALESCE(_node.job_name, _node.relid::text)
 $$;
@@ -2524,8 +2526,9 @@ BEGIN
         run_id, pgt_id, name, kind, outcome, sqlstate, message, detail, context, attempt, due_at,
         started_at, ended_at, reason, pid
     )
-    SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate, e.message, e.detail,
-        e.context, _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
+    -- What a job raises can be of any length.
+    SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate,
+        left(e.message, 8192), left(e.detail, 8192), left(e.context, 8192), _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
     FROM _sluice.node AS n
     CROSS JOIN jsonb_to_record(_error) AS e (
         outcome text, sqlstate text, message text, detail text, context text, pid integer
@@ -2556,8 +2559,11 @@ BEGIN
     IF v_node.status = 'suspended' THEN
         PERFORM _sluice.open_alert(
             'suspended', 'critical', _pgt_id, v_name,
-            format('"%s" is suspended after %s failures in a row: %s', v_name, v_failures, _error ->> 'message'),
-            _error
+            format(
+                '"%s" is suspended after %s failures in a row: %s',
+                v_name, v_failures, left(_error ->> 'message', 8192)
+            ),
+            (SELECT jsonb_object_agg(e.key, left(e.value, 8192)) FROM jsonb_each_text(_error) AS e)
         );
     END IF;
 END;
@@ -3189,6 +3195,8 @@ END;
 $$;
 CREATE EVENT TRIGGER sluice_forget_dropped_relations ON sql_drop
     EXECUTE FUNCTION _sluice.forget_dropped_relations();
+-- Also where session_replication_role is replica.
+ALTER EVENT TRIGGER sluice_forget_dropped_relations ENABLE ALWAYS;
 
 -- sql/matviews.sql
 
@@ -3924,7 +3932,11 @@ CREATE VIEW sluice.nodes AS
 SELECT
     n.pgt_id,
     -- As history, queue and alerts have it.
-    COALESCE(n.job_name, format('%I.%I', s.nspname, c.relname) COLLATE "default") AS name,
+    COALESCE(
+        n.job_name,
+        CASE WHEN c.oid IS NOT NULL THEN format('%I.%I', s.nspname, c.relname) COLLATE "default" END,
+        n.relid::text
+    ) AS name,
     n.kind,
     n.schedule,
     CASE n.kind

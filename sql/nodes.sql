@@ -90,6 +90,7 @@ CREATE FUNCTION _sluice.column_signature(_relid regclass)
 RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 AS $$
     SELECT string_agg(
         format('%s %s%s', a.attnum, format_type(a.atttypid, a.atttypmod), ' collation ' || NULLIF(a.attcollation, 0)::regcollation),
@@ -105,6 +106,7 @@ CREATE FUNCTION _sluice.node_name(_node _sluice.node)
 RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
+SET quote_all_identifiers = off
 AS $$
     SELECT COALESCE(_node.job_name, _node.relid::text)
 $$;

@@ -374,8 +374,9 @@ BEGIN
         run_id, pgt_id, name, kind, outcome, sqlstate, message, detail, context, attempt, due_at,
         started_at, ended_at, reason, pid
     )
-    SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate, e.message, e.detail,
-        e.context, _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
+    -- What a job raises can be of any length.
+    SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate,
+        left(e.message, 8192), left(e.detail, 8192), left(e.context, 8192), _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
     FROM _sluice.node AS n
     CROSS JOIN jsonb_to_record(_error) AS e (
         outcome text, sqlstate text, message text, detail text, context text, pid integer
@@ -406,8 +407,11 @@ BEGIN
     IF v_node.status = 'suspended' THEN
         PERFORM _sluice.open_alert(
             'suspended', 'critical', _pgt_id, v_name,
-            format('"%s" is suspended after %s failures in a row: %s', v_name, v_failures, _error ->> 'message'),
-            _error
+            format(
+                '"%s" is suspended after %s failures in a row: %s',
+                v_name, v_failures, left(_error ->> 'message', 8192)
+            ),
+            (SELECT jsonb_object_agg(e.key, left(e.value, 8192)) FROM jsonb_each_text(_error) AS e)
         );
     END IF;
 END;

@@ -400,3 +400,5 @@ END;
 $$;
 CREATE EVENT TRIGGER sluice_forget_dropped_relations ON sql_drop
     EXECUTE FUNCTION _sluice.forget_dropped_relations();
+-- Also where session_replication_role is replica.
+ALTER EVENT TRIGGER sluice_forget_dropped_relations ENABLE ALWAYS;

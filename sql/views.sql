@@ -4,7 +4,11 @@ CREATE VIEW sluice.nodes AS
 SELECT
     n.pgt_id,
     -- As history, queue and alerts have it.
-    COALESCE(n.job_name, format('%I.%I', s.nspname, c.relname) COLLATE "default") AS name,
+    COALESCE(
+        n.job_name,
+        CASE WHEN c.oid IS NOT NULL THEN format('%I.%I', s.nspname, c.relname) COLLATE "default" END,
+        n.relid::text
+    ) AS name,
     n.kind,
     n.schedule,
     CASE n.kind
