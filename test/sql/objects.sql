@@ -95,8 +95,11 @@ SELECT is(
 );
 SELECT is(
     pg_temp.list($$cardinality(p.proconfig) > 1$$),
-    concat_ws(E'\n', '_sluice.invoke(text,jsonb)', '_sluice.refresh_stream_table(_sluice.node,oid)'),
-    'two pin more: where a query is written down, and where it is read'
+    concat_ws(
+        E'\n', '_sluice.column_signature(regclass)', '_sluice.invoke(text,jsonb)', '_sluice.node_name(_sluice.node)',
+        '_sluice.refresh_stream_table(_sluice.node,oid)'
+    ),
+    'four pin more: where a query or a name is written down, and where it is read'
 );
 SELECT is(
     pg_temp.list($$p.prosecdef AND p.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp']$$), NULL,

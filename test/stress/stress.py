@@ -239,8 +239,9 @@ class Stress:
         after = connection.execute(slots).fetchall()
         assert limit_before is not None
         limit = max([limit_before[0], *(row[1] for row in before)])
-        # A slot that came since the last look came under the limit of now or of then.
-        allowed = max(limit, *(previous or (0,)))
+        # A slot that came since the last look came under the limit of now or of then. The first look
+        # at a server that has restarted knows no then.
+        allowed = max(limit, *(previous or (64,)))
         taken = len(before)
         self.report.samples += 1
         self.report.most_workers = max(self.report.most_workers, len(sessions))
