@@ -239,8 +239,8 @@ class Stress:
         after = connection.execute(slots).fetchall()
         assert limit_before is not None
         limit = max([limit_before[0], *(row[1] for row in before)])
-        # A slot that came since the last look came under the limit of now or of then. The first look
-        # at a server that has restarted knows no then.
+        # A slot that came since the last look came under the limit of now or of then. The first
+        # look at a server that has restarted knows no then.
         allowed = max(limit, *(previous or (64,)))
         taken = len(before)
         self.report.samples += 1
