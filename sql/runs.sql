@@ -376,7 +376,7 @@ BEGIN
     )
     -- What a job raises can be of any length.
     SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate,
-        left(e.message, 8192), left(e.detail, 8192), left(e.context, 8192), _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
+        left(e.message, 65536), left(e.detail, 65536), left(e.context, 65536), _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
     FROM _sluice.node AS n
     CROSS JOIN jsonb_to_record(_error) AS e (
         outcome text, sqlstate text, message text, detail text, context text, pid integer
@@ -409,9 +409,9 @@ BEGIN
             'suspended', 'critical', _pgt_id, v_name,
             format(
                 '"%s" is suspended after %s failures in a row: %s',
-                v_name, v_failures, left(_error ->> 'message', 8192)
+                v_name, v_failures, left(_error ->> 'message', 65536)
             ),
-            (SELECT jsonb_object_agg(e.key, left(e.value, 8192)) FROM jsonb_each_text(_error) AS e)
+            (SELECT jsonb_object_agg(e.key, left(e.value, 65536)) FROM jsonb_each_text(_error) AS e)
         );
     END IF;
 END;
