@@ -60,6 +60,25 @@ def test_databases_with_equal_ids_share_nothing(
         other.wait_for(f"SELECT count(*) > {rows} FROM log")
 
 
+def test_errors_and_health_of_a_database_are_its_own(
+    member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    """The same pgt_id fails and is suspended in the one, and runs in the other."""
+    member.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1 / 0')")
+    other.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
+    lead()
+    member.wait_for("SELECT status = 'suspended' FROM sluice.nodes", timeout=20)
+    ran(other, 2)
+    state = (
+        "SELECT pgt_id, consecutive_errors, last_outcome,"
+        " (SELECT h.status FROM sluice.health_check() AS h WHERE h.\"check\" = 'nodes'),"
+        " (SELECT count(*) FROM sluice.alerts)"
+        " FROM sluice.nodes"
+    )
+    assert member.execute(state) == [(1, 3, "permanent_error", "critical", 1)]
+    assert other.execute(state) == [(1, 0, "succeeded", "ok", 0)]
+
+
 def test_start_and_stop_are_idempotent(cluster: Cluster, database: Database) -> None:
     for _ in range(2):
         database.execute("SELECT sluice.start()")
