@@ -2528,7 +2528,8 @@ BEGIN
     )
     -- What a job raises can be of any length.
     SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate,
-        left(e.message, 65536), left(e.detail, 65536), left(e.context, 65536), _attempt, _due_at, _started_at, clock_timestamp(), _reason, e.pid
+        left(e.message, 65536), left(e.detail, 65536), left(e.context, 65536), _attempt, _due_at,
+        _started_at, clock_timestamp(), _reason, e.pid
     FROM _sluice.node AS n
     CROSS JOIN jsonb_to_record(_error) AS e (
         outcome text, sqlstate text, message text, detail text, context text, pid integer

@@ -79,6 +79,6 @@ def as_sluice_error(error: psycopg.Error) -> SluiceError:
     )
 
 
-def reason(error: psycopg.Error) -> str:
-    """A connection failure in one line."""
+def reason(error: Exception) -> str:
+    """The message of an error, in one line."""
     return " ".join(str(error).split())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
-_POLL_SECONDS = 0.01
+_POLL = "SELECT pg_catalog.pg_sleep(0.01)"
 _NOTICE_SECONDS = 2.0
 
 
@@ -179,7 +179,7 @@ def _wait(plpy: Plpy, reached: Callable[[], bool], seconds: float, what: str) ->
         if now >= notice:
             plpy.notice(f"waiting for {what}")
             notice = now + _NOTICE_SECONDS
-        plpy.execute(f"SELECT pg_catalog.pg_sleep({_POLL_SECONDS})")
+        plpy.execute(_POLL)
     return True
 
 

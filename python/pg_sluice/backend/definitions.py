@@ -35,6 +35,7 @@ _DEFAULTS: dict[str, Any] = {
 """The arguments of create_stream_table(), for what a definition of bulk_create() leaves out."""
 _TYPES = {"initialize": (bool, "true or false"), "priority": (int, "a whole number")}
 _DEFINITION = 'pg_temp."pg_sluice: definition"'
+_DROP_DEFINITION = 'DROP VIEW pg_temp."pg_sluice: definition"'
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def create_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> int:
         f"CREATE TABLE {table} AS TABLE {_DEFINITION}"
         f" WITH {'' if arguments['initialize'] else 'NO '}DATA"
     )
-    plpy.execute(f"DROP VIEW {_DEFINITION}")
+    plpy.execute(_DROP_DEFINITION)
     return int(
         _request(
             plpy,
@@ -93,7 +94,7 @@ def alter_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> None:
         definition = _read_definition(plpy)
         if _columns(plpy, _existing(plpy, _DEFINITION)) != _columns(plpy, relid):
             raise errors.columns_differ(arguments["name"])
-        plpy.execute(f"DROP VIEW {_DEFINITION}")
+        plpy.execute(_DROP_DEFINITION)
         stored |= {
             "query": definition.query,
             "sources": definition.sources,
@@ -117,8 +118,14 @@ def drop_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> None:
         },
     )
     for dropped in found:
-        table = value(plpy, "SELECT $1::oid::regclass::text", ["bigint"], [dropped])
-        plpy.execute(f"DROP TABLE {table}{' CASCADE' if arguments['cascade'] else ''}")
+        statement = value(
+            plpy,
+            "SELECT pg_catalog.format('DROP TABLE %s %s', $1::oid::regclass,"
+            " CASE WHEN $2 THEN 'CASCADE' END)",
+            ["bigint", "boolean"],
+            [dropped, arguments["cascade"]],
+        )
+        plpy.execute(statement)
 
 
 def bulk_create(plpy: Plpy, arguments: dict[str, Any]) -> list[dict[str, Any]]:
@@ -334,6 +341,7 @@ def _define_view(plpy: Plpy, text: str) -> None:
             "query of a stream table must be a single SELECT",
             hint="Other statements can be scheduled with sluice.schedule().",
         ) from None
+    # The caller's own text, run with the caller's rights; the cursor took it as one SELECT.
     plpy.execute(f"CREATE TEMPORARY VIEW {_DEFINITION} AS {statement}")
 
 

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
+from .. import connection
 from ..core import outcomes, remediation
 from ..core.outcomes import Outcome
 from .session import Server, Session
@@ -151,7 +152,6 @@ class Executor:
             self._database,
             f"pg_sluice job {self._epoch}",
             role=None if is_superuser else owner,
-            options="-c client_connection_check_interval=500ms",
         ) as session:
             if is_superuser:
                 await session.connection.execute(
@@ -174,7 +174,7 @@ class Executor:
         return {
             "outcome": outcome.name,
             "sqlstate": error.sqlstate,
-            "message": error.diag.message_primary or " ".join(str(error).split()),
+            "message": error.diag.message_primary or connection.reason(error),
             "detail": error.diag.message_detail,
             "context": error.diag.context,
             "pid": self.session.connection.pgconn.backend_pid if not self.session.lost else None,

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from .process import Leader
     from .session import Session
 
-WORKER_OPTIONS = "-c client_connection_check_interval=500ms"
-"""A worker ends within a second of a leader that dies."""
-
 _GONE_POLL_SECONDS = 0.01
 _GONE_LIMIT_SECONDS = 5.0
 _SPAWN_BACKOFF_SECONDS = (1.0, 15.0)
@@ -194,7 +191,6 @@ class Pool:
             database,
             application_name,
             seconds=leader.settings["worker_start_timeout"],
-            options=WORKER_OPTIONS,
         )
         try:
             try:

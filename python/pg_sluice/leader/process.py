@@ -28,9 +28,7 @@ _END_POLL_SECONDS = 0.02
 _SLOTS_SECONDS = 5.0
 _GUESTS = 4
 """Schedulers at a time beyond max_scheduler_connections."""
-_CONTROL_OPTIONS = (
-    "-c synchronous_commit=off -c client_connection_check_interval=500ms -c DateStyle=ISO"
-)
+_CONTROL_OPTIONS = "-c synchronous_commit=off -c DateStyle=ISO"
 
 
 def lead(plpy: Plpy, seconds: float) -> str:

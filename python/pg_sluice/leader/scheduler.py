@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from .. import connection
 from ..core import ticks
 from .executor import Executor, Failure, SessionLost, record_failure
 from .session import Session
@@ -89,7 +90,7 @@ class Scheduler:
                     epoch=leader.epoch,
                     db_oid=self._db_oid,
                     state="version_mismatch" if mismatch else "failed",
-                    error=" ".join(str(error).split()),
+                    error=connection.reason(error),
                 )
             self.ticked.set()
             await self._rest_until(back)
@@ -102,7 +103,6 @@ class Scheduler:
         return await leader.server.connect(
             leader.members[self._db_oid],
             f"pg_sluice scheduler {leader.epoch}",
-            options="-c client_connection_check_interval=500ms",
         )
 
     async def _schedule(self, session: Session) -> float:

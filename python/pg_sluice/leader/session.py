@@ -17,6 +17,8 @@ from .. import connection
 from .queries import statements
 
 _STATEMENTS = statements()
+_OPTIONS = "-c client_connection_check_interval=500ms"
+"""A session of the leader's ends within a second of a leader that dies."""
 
 
 class StartTimeout(psycopg.errors.ConnectionTimeout):
@@ -93,7 +95,7 @@ class Server:
     ) -> Session:
         """A new session within that many seconds; raises psycopg.OperationalError."""
         given = connection.parameters(*self._where, database, self._version)
-        given["options"] += f" {options}"
+        given["options"] += f" {_OPTIONS} {options}"
         if role is not None:
             given["user"] = role
         del given["connect_timeout"]
