@@ -6,12 +6,15 @@
 PYTHON ?= $(firstword $(wildcard /usr/bin/python3) python3)
 VENV = .venv/bin
 STRESS_SECONDS ?= 180
+# Behaviour tests mostly wait, so there may be more at a time than there are cores.
+JOBS ?= 3
+COVERAGE_TESTS ?= test/python
 
 # Parts of a target run one after another, in the order written, also under -j.
 .NOTPARALLEL:
 .DEFAULT_GOAL = help
-.PHONY: help deps script install uninstall demo test unit pgtap behaviour lint verify plpgsql-check \
-        pgspot reference format stress bench clean
+.PHONY: help deps script install uninstall demo test unit pgtap behaviour coverage lint verify \
+        plpgsql-check pgspot reference format stress bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -40,7 +43,10 @@ pgtap:  ## test the SQL contracts with pgTAP, each file in a database of its own
 	$(VENV)/python tools/pgtap.py $(wildcard test/sql/*.sql)
 
 behaviour:  ## test behaviour on real clusters
-	timeout --signal=TERM --kill-after=60 3600 $(VENV)/pytest test/python
+	timeout --signal=TERM --kill-after=60 3600 $(VENV)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder test/python
+
+coverage: deps install  ## measure which lines unit and behaviour tests execute, inside the server too
+	$(VENV)/python tools/line_coverage.py $(COVERAGE_TESTS)
 
 lint: verify  ## check style, types, the generated script and PL/pgSQL
 	$(VENV)/ruff check .
@@ -65,8 +71,9 @@ format:  ## let ruff lay out the Python code
 	$(VENV)/ruff format .
 	$(VENV)/ruff check --fix .
 
-stress: deps install  ## kill, freeze and delay for STRESS_SECONDS while the limits are sampled
+stress: deps install  ## kill, freeze and delay for STRESS_SECONDS while limits are sampled; 5,000 runs
 	$(VENV)/python test/stress/stress.py --seconds $(STRESS_SECONDS)
+	$(VENV)/python test/stress/load.py
 
 bench: deps install  ## measure it on a throwaway cluster
 	$(VENV)/python test/bench/bench.py

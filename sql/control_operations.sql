@@ -17,21 +17,49 @@ $$;
 COMMENT ON FUNCTION sluice.configure(text, text, boolean) IS
 'Sets a setting for this database, as part of the transaction, or with cluster => true for the whole server, at once. value: text in the setting''s type and within its bounds, see sluice.settings; NULL restores the default.';
 
+CREATE FUNCTION _sluice.refuse_own_run(_pgt_ids bigint[])
+RETURNS void
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_node _sluice.node;
+BEGIN
+    SELECT n.* INTO v_node
+    FROM _sluice.node_lock AS l
+    JOIN _sluice.node AS n ON n.pgt_id = l.pgt_id
+    WHERE l.pid = pg_backend_pid() AND l.db_oid = _sluice.database_oid()
+        AND (_pgt_ids IS NULL OR n.pgt_id = ANY (_pgt_ids))
+    LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_in_use',
+            MESSAGE = format('cannot wait for the run of "%s" from within it', _sluice.node_name(v_node)),
+            HINT = 'Pass wait => false. A refresh by hand ends with its transaction.';
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.refuse_own_run(bigint[]) IS
+    'Raises 55006 where a wait for these nodes (NULL: for all) would be for the calling session itself: its transaction has refreshed one by hand, or it is in the run of a job';
+
 CREATE FUNCTION sluice.drain(
     timeout interval DEFAULT NULL, "cluster" boolean DEFAULT false, wait boolean DEFAULT true
 )
 RETURNS text
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
+-- The notices of the wait are how the server notices that the client is gone.
+SET client_min_messages = notice
 AS $$
     SELECT _sluice.check_setting('drain_timeout', timeout::text, true);
+    SELECT _sluice.refuse_own_run(NULL) WHERE wait;
     SELECT _sluice.unwrap(_sluice.invoke_privileged('drain', jsonb_build_object(
         'seconds', COALESCE(extract(epoch FROM timeout), _sluice.setting('drain_timeout')),
-        'cluster', "cluster", 'wait', wait, 'user', session_user
+        'cluster', "cluster", 'wait', wait, 'user', _sluice.shown_name(session_user)
     ))) #>> '{}'
 $$;
 COMMENT ON FUNCTION sluice.drain(interval, boolean, boolean) IS
-'Lets no further run start in this database, or with cluster => true on the server, until resume(). Waits up to the timeout (default: drain_timeout) for what runs and returns ''drained'' when nothing does, else ''draining''; in both cases it stays in force. A call that is cancelled before its answer withdraws its request. wait => false returns at once.';
+'Lets no further run start in this database, or with cluster => true on the server, until resume(). Waits up to the timeout (default: drain_timeout) for what runs and returns ''drained'' when nothing does, else ''draining''; in both cases it stays in force. A call that is cancelled before its answer withdraws its request. wait => false returns at once; without it a job, and a transaction that has refreshed a stream table, get an error, since they would wait for themselves.';
 
 CREATE FUNCTION sluice.is_drained("cluster" boolean DEFAULT false)
 RETURNS boolean
@@ -124,16 +152,29 @@ COMMENT ON FUNCTION _sluice.name_nodes(text[], text) IS
 
 CREATE FUNCTION _sluice.do_pause(_caller name, _arguments jsonb)
 RETURNS jsonb
-LANGUAGE sql
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+-- As in drain().
+SET client_min_messages = notice
 AS $$
-    SELECT _sluice.check_setting('pause_timeout', _arguments ->> 'timeout', true);
-    SELECT _sluice.unwrap(_sluice.invoke_privileged('pause', jsonb_build_object(
-        'nodes', _sluice.find_nodes(_arguments),
+DECLARE
+    v_wait CONSTANT boolean := (_arguments ->> 'wait')::boolean;
+    v_nodes jsonb;
+BEGIN
+    PERFORM _sluice.check_setting('pause_timeout', _arguments ->> 'timeout', true);
+    v_nodes := _sluice.find_nodes(_arguments);
+    IF v_wait THEN
+        PERFORM _sluice.refuse_own_run(ARRAY(
+            SELECT (e.value ->> 'pgt_id')::bigint FROM jsonb_array_elements(v_nodes) AS e
+        ));
+    END IF;
+    RETURN _sluice.unwrap(_sluice.invoke_privileged('pause', jsonb_build_object(
+        'nodes', v_nodes,
         'seconds', COALESCE(extract(epoch FROM (_arguments ->> 'timeout')::interval), _sluice.setting('pause_timeout')),
-        'wait', (_arguments ->> 'wait')::boolean,
-        'user', _caller
-    )))
+        'wait', v_wait,
+        'user', _sluice.shown_name(_caller)
+    )));
+END;
 $$;
 
 CREATE FUNCTION sluice.pause(nodes text[], timeout interval DEFAULT NULL, wait boolean DEFAULT true)
@@ -147,7 +188,7 @@ AS $$
     RETURNING result OPERATOR(pg_catalog.#>>) '{}'
 $$;
 COMMENT ON FUNCTION sluice.pause(text[], interval, boolean) IS
-'Lets no further run of these nodes start until unpause(): all of them or, on an error, none. Waits up to the timeout (default: pause_timeout) for their runs and returns ''paused'', else ''pausing''; it stays in force. A call that is cancelled withdraws what it added. Takes effect at once.';
+'Lets no further run of these nodes start until unpause(): all of them or, on an error, none. Waits up to the timeout (default: pause_timeout) for their runs and returns ''paused'', else ''pausing''; it stays in force. A call that is cancelled withdraws what it added. Takes effect at once. wait => false returns at once; without it, a run that pauses its own node gets an error.';
 
 CREATE FUNCTION _sluice.do_unpause(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -187,7 +228,7 @@ AS $$
         enqueued_at timestamptz, not_before timestamptz
     )
 $$;
-COMMENT ON FUNCTION sluice.queue() IS 'The live runs of the whole server: queued and running. Finished ones are in sluice.history of their database.';
+COMMENT ON FUNCTION sluice.queue() IS 'The live runs of the whole server: queued, running, and ended where the session is gone and its outcome waits to be recorded, as while an open transaction has the node. Finished ones are in sluice.history of their database.';
 
 CREATE FUNCTION sluice.workers()
 RETURNS TABLE (
@@ -206,18 +247,21 @@ COMMENT ON FUNCTION sluice.workers() IS 'The worker slots of the whole server an
 CREATE FUNCTION sluice.databases()
 RETURNS TABLE (
     db_oid oid, database text, state text, last_tick_at timestamptz, last_tick_ms double precision,
-    queued bigint, running bigint, drain text, error text
+    queued bigint, running bigint, drain text, error text, failures integer, oldest_queued_at timestamptz,
+    workers bigint, paused bigint, joined_by text, joined_at timestamptz
 )
 LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT r.db_oid, r.database, r.state, r.last_tick_at, r.last_tick_ms, r.queued, r.running, r.drain, r.error
+    SELECT r.db_oid, r.database, r.state, r.last_tick_at, r.last_tick_ms, r.queued, r.running, r.drain, r.error,
+        r.failures, r.oldest_queued_at, r.workers, r.paused, r.joined_by, r.joined_at
     FROM jsonb_to_recordset(_sluice.control('database_rows', '{}')) AS r (
         db_oid oid, database text, state text, last_tick_at timestamptz, last_tick_ms double precision,
-        queued bigint, running bigint, drain text, error text
+        queued bigint, running bigint, drain text, error text, failures integer, oldest_queued_at timestamptz,
+        workers bigint, paused bigint, joined_by text, joined_at timestamptz
     )
 $$;
-COMMENT ON FUNCTION sluice.databases() IS 'The member databases of the server and how their scheduling fares.';
+COMMENT ON FUNCTION sluice.databases() IS 'The member databases of the server and how their scheduling fares. failures: ticks in a row that failed. workers: slots that it holds. paused: nodes.';
 
 CREATE FUNCTION sluice.effective_limit()
 RETURNS TABLE ("limit" integer, ingredient text, value integer, binding boolean)

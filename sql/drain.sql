@@ -19,6 +19,29 @@ CREATE TABLE _sluice.drain_waiter (
 COMMENT ON TABLE _sluice.drain_waiter IS
     'The calls that wait for a request. One that was not reached goes with the last of them';
 
+CREATE VIEW _sluice.drain_in_force AS
+SELECT d.db_oid, d.requested_by, d.requested_at, d.drained_at
+FROM _sluice.drain AS d
+WHERE d.stays
+    OR d.drained_at IS NOT NULL
+    OR EXISTS (
+        SELECT FROM _sluice.drain_waiter AS w
+        JOIN pg_catalog.pg_stat_activity AS a ON a.pid = w.pid AND a.backend_start = w.backend_start
+        WHERE w.db_oid = d.db_oid
+    );
+COMMENT ON VIEW _sluice.drain_in_force IS
+    'The requests without those whose callers all vanished before they were reached. Claims look at the table itself: it is cheaper, and such a request holds them back until the leader has taken it away';
+
+CREATE FUNCTION _sluice.commit_without_flush()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT set_config('synchronous_commit', 'off', true)
+$$;
+COMMENT ON FUNCTION _sluice.commit_without_flush() IS
+    'This transaction''s commit waits for no flush and no standby: a crash may undo it until something is flushed that is committed later';
+
 CREATE FUNCTION _sluice.request_drain(
     _db_oid oid, _requested_by text, _pid integer, _backend_start timestamptz
 )
@@ -28,42 +51,43 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.close_gate();
-    INSERT INTO _sluice.drain AS d (db_oid, requested_by, stays)
-    VALUES (_db_oid, _requested_by, _pid IS NULL)
-    ON CONFLICT (db_oid) DO UPDATE SET stays = d.stays OR EXCLUDED.stays;
-    IF _pid IS NOT NULL THEN
-        INSERT INTO _sluice.drain_waiter (db_oid, pid, backend_start)
-        VALUES (_db_oid, _pid, _backend_start)
-        ON CONFLICT DO NOTHING;
-    END IF;
+    PERFORM _sluice.end_abandoned_drains();
+    INSERT INTO _sluice.drain AS d (db_oid, requested_by)
+    VALUES (_db_oid, _requested_by)
+    -- Locked, so that no resume() takes it away before its waiter is there.
+    ON CONFLICT (db_oid) DO UPDATE SET stays = d.stays;
+    INSERT INTO _sluice.drain_waiter (db_oid, pid, backend_start)
+    VALUES (_db_oid, _pid, _backend_start)
+    ON CONFLICT DO NOTHING;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.request_drain(oid, text, integer, timestamptz) IS
-    'Asks for a drain, or joins the one in force; a NULL pid asks for one that stays without a waiter. Once it has committed no claim of the scope follows';
+    'Asks for a drain, or joins the one in force, for as long as that session waits. Once it has committed no claim of the scope follows';
 
-CREATE FUNCTION _sluice.drain_obstacles(_db_oid oid)
+CREATE FUNCTION _sluice.obstacles(_db_oid oid, _pgt_ids bigint[])
 RETURNS TABLE (obstacle text)
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT format('run of "%s"', q.name)
     FROM _sluice.queue AS q
-    WHERE q.state = 'running' AND _db_oid IN (0, q.db_oid)
+    WHERE q.state = 'running' AND _db_oid IN (0, q.db_oid) AND NOT _sluice.is_orphaned(q)
+        AND (_pgt_ids IS NULL OR q.pgt_id = ANY (_pgt_ids))
     UNION ALL
-    -- A manual refresh holds the node's lock and has no row in the queue.
+    -- A manual refresh holds the node's lock and has no row in the queue; nor has, as far as this goes, a
+    -- job whose leader is gone and that goes by another application_name.
     SELECT format('manual refresh by process %s', l.pid)
-    FROM pg_locks AS l
-    WHERE l.locktype = 'advisory'
-        AND l.classid = _sluice.lock_class('node')::oid
-        AND l.objsubid = 2
-        AND l.granted
-        AND _db_oid IN (0, l.database)
+    FROM _sluice.node_lock AS l
+    WHERE _db_oid IN (0, l.db_oid)
+        AND (_pgt_ids IS NULL OR l.pgt_id = ANY (_pgt_ids))
         AND NOT EXISTS (
             SELECT FROM _sluice.queue AS q
-            WHERE q.state = 'running' AND q.db_oid = l.database AND q.pgt_id = l.objid::bigint
+            WHERE q.state = 'running' AND q.db_oid = l.db_oid AND q.pgt_id = l.pgt_id
+                AND NOT _sluice.is_orphaned(q)
         )
 $$;
-COMMENT ON FUNCTION _sluice.drain_obstacles(oid) IS 'What still runs in the scope of a drain';
+COMMENT ON FUNCTION _sluice.obstacles(oid, bigint[]) IS
+    'What still runs of these nodes (NULL: of all) in a database (0: on the server)';
 
 CREATE FUNCTION _sluice.check_drain(_db_oid oid)
 RETURNS boolean
@@ -71,46 +95,56 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_drained boolean;
+    -- resume() and another drain can come while we look.
+    v_asked CONSTANT timestamptz := (
+        SELECT d.requested_at FROM _sluice.drain_in_force AS d WHERE d.db_oid = _db_oid
+    );
 BEGIN
-    PERFORM FROM _sluice.drain AS d WHERE d.db_oid = _db_oid;
-    IF NOT FOUND THEN
+    IF v_asked IS NULL THEN
         RETURN NULL;
+    ELSIF EXISTS (SELECT FROM _sluice.obstacles(_db_oid, NULL)) THEN
+        RETURN false;
     END IF;
-    v_drained := NOT EXISTS (SELECT FROM _sluice.drain_obstacles(_db_oid));
-    IF v_drained THEN
+    IF NOT pg_is_in_recovery() THEN
         UPDATE _sluice.drain AS d SET drained_at = clock_timestamp()
-        WHERE d.db_oid = _db_oid AND d.drained_at IS NULL;
+        WHERE d.db_oid = _db_oid AND d.requested_at = v_asked AND d.drained_at IS NULL;
     END IF;
-    RETURN v_drained;
+    RETURN CASE WHEN EXISTS (
+        SELECT FROM _sluice.drain AS d WHERE d.db_oid = _db_oid AND d.requested_at = v_asked
+    ) THEN true END;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.check_drain(oid) IS
     'NULL: no request. false: something still runs. true: nothing runs and nothing will start; the request then outlives its requester';
 
-CREATE FUNCTION _sluice.keep_drain(_db_oid oid, _pid integer, _backend_start timestamptz)
+CREATE FUNCTION _sluice.keep_drain(_db_oid oid)
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.drain AS d SET stays = true WHERE d.db_oid = _db_oid;
-    DELETE FROM _sluice.drain_waiter AS w
-    WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
+    UPDATE _sluice.drain AS d SET stays = true WHERE d.db_oid = _db_oid
 $$;
-COMMENT ON FUNCTION _sluice.keep_drain(oid, integer, timestamptz) IS
-    'A call has its answer, or ended at its timeout: the request stays in force without it';
+COMMENT ON FUNCTION _sluice.keep_drain(oid) IS
+    'A call ends without its answer, at its timeout or as it does not wait: the request stays in force without it';
 
-CREATE FUNCTION _sluice.end_unwanted_drains()
-RETURNS void
-LANGUAGE sql
+CREATE FUNCTION _sluice.end_abandoned_drains()
+RETURNS bigint
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_ended bigint;
+BEGIN
     DELETE FROM _sluice.drain AS d
-    WHERE NOT d.stays
-        AND d.drained_at IS NULL
-        AND NOT EXISTS (SELECT FROM _sluice.drain_waiter AS w WHERE w.db_oid = d.db_oid)
+    -- The row itself too: one that is reached or kept at this moment is looked at again.
+    WHERE NOT d.stays AND d.drained_at IS NULL
+        AND NOT EXISTS (SELECT FROM _sluice.drain_in_force AS f WHERE f.db_oid = d.db_oid);
+    GET DIAGNOSTICS v_ended = ROW_COUNT;
+    RETURN v_ended;
+END;
 $$;
-COMMENT ON FUNCTION _sluice.end_unwanted_drains() IS 'Ends requests that were not reached and that nobody waits for any more';
+COMMENT ON FUNCTION _sluice.end_abandoned_drains() IS
+    'Ends requests that were not reached and that nobody waits for any more; gives how many';
 
 CREATE FUNCTION _sluice.withdraw_drain(_db_oid oid, _pid integer, _backend_start timestamptz)
 RETURNS void
@@ -121,24 +155,10 @@ AS $$
     SELECT _sluice.close_gate();
     DELETE FROM _sluice.drain_waiter AS w
     WHERE w.db_oid = _db_oid AND w.pid = _pid AND w.backend_start = _backend_start;
-    SELECT _sluice.end_unwanted_drains();
-    SELECT pg_notify('sluice_wake', '');
+    SELECT _sluice.wake() WHERE _sluice.end_abandoned_drains() > 0;
 $$;
 COMMENT ON FUNCTION _sluice.withdraw_drain(oid, integer, timestamptz) IS
     'A call was cancelled before its answer: the request goes with the last call that waits for it';
-
-CREATE FUNCTION _sluice.withdraw_abandoned_drains()
-RETURNS void
-LANGUAGE sql
-SET search_path = pg_catalog, pg_temp
-AS $$
-    DELETE FROM _sluice.drain_waiter AS w
-    WHERE NOT EXISTS (
-        SELECT FROM pg_stat_activity AS a WHERE a.pid = w.pid AND a.backend_start = w.backend_start
-    );
-    SELECT _sluice.end_unwanted_drains();
-$$;
-COMMENT ON FUNCTION _sluice.withdraw_abandoned_drains() IS 'As withdraw_drain, for calls whose backend vanished';
 
 CREATE FUNCTION _sluice.end_drain(_db_oid oid)
 RETURNS void
@@ -146,18 +166,18 @@ LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
     DELETE FROM _sluice.drain AS d WHERE d.db_oid = _db_oid;
-    SELECT pg_notify('sluice_wake', '');
+    SELECT _sluice.wake();
 $$;
 COMMENT ON FUNCTION _sluice.end_drain(oid) IS 'What resume() does; nothing when no drain is in force';
 
-CREATE FUNCTION _sluice.drain_in_force(_db_oid oid)
+CREATE FUNCTION _sluice.is_draining(_db_oid oid)
 RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT EXISTS (SELECT FROM _sluice.drain AS d WHERE d.db_oid IN (0, _db_oid))
+    SELECT EXISTS (SELECT FROM _sluice.drain_in_force AS d WHERE d.db_oid IN (0, _db_oid))
 $$;
-COMMENT ON FUNCTION _sluice.drain_in_force(oid) IS 'Whether a drain of the database or of the server is requested';
+COMMENT ON FUNCTION _sluice.is_draining(oid) IS 'Whether a drain of the database or of the server is in force';
 
 CREATE FUNCTION _sluice.drain_rows(_db_oid oid)
 RETURNS jsonb
@@ -173,10 +193,10 @@ AS $$
         'active', o.active,
         'waiting_for', o.waiting_for
     ) ORDER BY d.db_oid), '[]')
-    FROM _sluice.drain AS d
+    FROM _sluice.drain_in_force AS d
     CROSS JOIN LATERAL (
         SELECT count(*) AS active, string_agg(x.obstacle, ', ' ORDER BY x.obstacle) AS waiting_for
-        FROM _sluice.drain_obstacles(d.db_oid) AS x
+        FROM _sluice.obstacles(d.db_oid, NULL) AS x
     ) AS o
     WHERE d.db_oid IN (0, _db_oid)
 $$;

@@ -21,6 +21,8 @@ CREATE TABLE _sluice.history (
     ended_at timestamptz NOT NULL,
     rows_changed bigint,
     reason text,
+    -- What the run was under since earlier ones had failed.
+    remedy text,
     pid integer
 );
 CREATE INDEX history_pgt_id_started_at_idx ON _sluice.history (pgt_id, started_at);

@@ -1,8 +1,12 @@
 -- Control database: who leads. One row; its epoch fences every function that changes dispatch state.
 --
--- The gate is one advisory lock of the control database. Claims share it; drain, pause and takeover own
+-- The gate is the lock of a view in the control database. Claims share it; drain, pause and takeover own
 -- it. So a claim either commits before a drain request, which then sees the run, or comes after it and
--- sees the request.
+-- sees the request. It is no advisory lock, which is for everybody to take who can connect.
+
+-- A table would be locked by an ANALYZE or VACUUM that names none, until the end of its transaction.
+CREATE VIEW _sluice_locks.gate AS SELECT true AS gate;
+COMMENT ON VIEW _sluice_locks.gate IS 'Is there to be locked, see _sluice.enter_gate() and _sluice.close_gate()';
 
 CREATE TABLE _sluice.lease (
     singleton boolean NOT NULL DEFAULT true
@@ -24,7 +28,8 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT pg_advisory_xact_lock(_sluice.lock_class('gate'), 0)
+    -- In the way of nobody who reads it.
+    LOCK TABLE _sluice_locks.gate IN EXCLUSIVE MODE
 $$;
 COMMENT ON FUNCTION _sluice.close_gate() IS
     'Until the end of the transaction no claim commits; waits for those that are under way';
@@ -35,7 +40,8 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(_sluice.lock_class('gate'), 0);
+    LOCK TABLE _sluice_locks.gate IN ROW SHARE MODE;
+    -- A statement of its own, whose snapshot is taken behind the gate.
     PERFORM FROM _sluice.lease AS l WHERE l.epoch = _epoch AND l.expires_at > clock_timestamp();
     IF NOT FOUND THEN
         RAISE EXCEPTION USING
@@ -47,6 +53,17 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.enter_gate(bigint) IS
     'Shares the gate until the end of the transaction and raises SL001 unless the lease of that epoch is live. Every function that changes dispatch state begins with it';
+
+CREATE FUNCTION _sluice.is_live(_lease _sluice.lease)
+RETURNS boolean
+LANGUAGE sql VOLATILE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _lease.expires_at IS NOT NULL AND _lease.expires_at > clock_timestamp()
+        AND _lease.renewed_at <= clock_timestamp() + (_lease.expires_at - _lease.renewed_at)
+$$;
+COMMENT ON FUNCTION _sluice.is_live(_sluice.lease) IS
+    'Whether somebody holds the lease. One that was renewed later than now, by more than its time, was so by a clock that has been set back since: a holder that lives renews it at once, and nobody should wait for it until then';
 
 CREATE FUNCTION _sluice.acquire_lease(
     _pid integer, _backend_start timestamptz, _ttl double precision,
@@ -60,7 +77,7 @@ DECLARE
 BEGIN
     PERFORM _sluice.close_gate();
     SELECT * INTO STRICT v_lease FROM _sluice.lease FOR UPDATE;
-    acquired := v_lease.expires_at IS NULL OR v_lease.expires_at <= clock_timestamp();
+    acquired := NOT _sluice.is_live(v_lease);
     IF acquired THEN
         UPDATE _sluice.lease AS l
         SET epoch = l.epoch + 1, pid = _pid, backend_start = _backend_start,
@@ -90,6 +107,15 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.renew_lease(bigint, double precision) IS
     'Extends exactly the lease of that epoch; a lapsed one is lost and raises SL001';
+
+CREATE FUNCTION _sluice.leader_lives()
+RETURNS boolean
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.is_live(l) FROM _sluice.lease AS l
+$$;
+COMMENT ON FUNCTION _sluice.leader_lives() IS 'Whether somebody holds the lease';
 
 CREATE FUNCTION _sluice.release_lease(_epoch bigint)
 RETURNS void

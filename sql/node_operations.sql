@@ -27,8 +27,8 @@ BEGIN
         RAISE EXCEPTION USING
             ERRCODE = 'object_in_use',
             MESSAGE = format('"%s" is running', _arguments ->> 'name'),
-            DETAIL = 'A node has one run at a time, and the queue of a database is bounded (max_queue_depth).',
-            HINT = 'Call again when the run has ended; sluice.queue() shows it.';
+            DETAIL = 'A node has one run at a time, until that is recorded in history.',
+            HINT = 'Call again when sluice.queue() no longer shows it.';
     END IF;
     RETURN v_run_id;
 END;
@@ -45,7 +45,7 @@ AS $$
     RETURNING (result OPERATOR(pg_catalog.#>>) '{}')::uuid
 $$;
 COMMENT ON FUNCTION sluice.run_now(text) IS
-'Queues a run of a node at once, whether or not the calling transaction commits; returns its run_id, or that of the run that is queued already. The node must have been committed, and its database started. An error while it runs. Only for its owner.';
+'Queues a run of a node at once, whether or not the calling transaction commits; returns its run_id, or that of the run that is queued already. The node must have been committed, and its database started. An error while it runs, and when the database has max_queue_depth queued runs (53400). Only for its owner.';
 
 CREATE FUNCTION _sluice.do_reset(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -59,10 +59,10 @@ BEGIN
     SET status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END,
         retry_at = NULL, retry_of = NULL
     WHERE n.pgt_id = v_node.pgt_id;
-    UPDATE _sluice.node_state AS s SET consecutive_errors = 0 WHERE s.pgt_id = v_node.pgt_id;
+    UPDATE _sluice.node_state AS s SET consecutive_errors = 0, work_mem = NULL, successes = 0 WHERE s.pgt_id = v_node.pgt_id;
     PERFORM _sluice.close_alert('suspended', v_node.pgt_id);
     PERFORM _sluice.close_alert('quarantined', v_node.pgt_id);
-    PERFORM pg_notify('sluice_wake', '');
+    PERFORM _sluice.wake();
     RETURN NULL;
 END;
 $$;

@@ -24,11 +24,17 @@ CREATE TABLE _sluice.node (
     priority integer NOT NULL DEFAULT 0 CONSTRAINT node_priority_check CHECK (priority BETWEEN -100 AND 100),
     lock_timeout interval,
     refresh_timeout interval,
+    -- How long ago its last success may have begun; NULL: what its schedule lets expect.
+    max_lag interval CONSTRAINT node_max_lag_check CHECK (max_lag > '0'::interval),
     status text NOT NULL DEFAULT 'active'
         CONSTRAINT node_status_check CHECK (status IN ('active', 'suspended', 'quarantined')),
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- When the node runs next: its grid, or earlier a retry of the fire "retry_of".
     next_fire_at timestamptz,
+    -- The last step on the grid: where it goes on when the schedule can't be read any more.
+    fire_step interval,
+    -- The fire that was queued last.
+    fired_at timestamptz,
     retry_at timestamptz,
     retry_of timestamptz,
     watermark_group text,
@@ -56,8 +62,15 @@ CREATE TABLE _sluice.node_state (
     last_outcome text,
     last_success_at timestamptz,
     consecutive_errors integer NOT NULL DEFAULT 0,
+    -- The remedy for runs that were out of memory, in bytes (NULL: none), and the successes in a row under it.
+    work_mem bigint,
+    successes integer NOT NULL DEFAULT 0,
     -- The first fire that was skipped since sources were out of step.
-    gated_since timestamptz
+    gated_since timestamptz,
+    -- Totals since the node was made, for metrics: they outlive history. Runs by outcome.
+    runs jsonb NOT NULL DEFAULT '{}',
+    run_seconds double precision NOT NULL DEFAULT 0,
+    rows_changed bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 CREATE INDEX node_state_gated_idx ON _sluice.node_state (pgt_id) WHERE gated_since IS NOT NULL;
 SELECT pg_catalog.pg_extension_config_dump('_sluice.node_state', '');
@@ -83,56 +96,97 @@ CREATE TABLE _sluice.graph (
     effective_schedule text
 );
 COMMENT ON TABLE _sluice.graph IS
-    'Derived from node and dependency by _sluice.rebuild_graph(). A table of its own, so that defining a node in a long transaction locks no row that runs of other nodes write';
+    'Derived from node and dependency by _sluice.settle(). A table of its own, so that defining a node in a long transaction locks no row that runs of other nodes write';
 SELECT pg_catalog.pg_extension_config_dump('_sluice.graph', '');
+
+CREATE FUNCTION _sluice.downstream(_pgt_ids bigint[])
+RETURNS SETOF bigint
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    WITH RECURSIVE downstream AS (
+        SELECT d.pgt_id
+        FROM _sluice.node AS n
+        JOIN _sluice.dependency AS d ON d.relid = n.relid
+        WHERE n.pgt_id = ANY (_pgt_ids)
+        UNION
+        SELECT d.pgt_id
+        FROM downstream AS w
+        JOIN _sluice.node AS n ON n.pgt_id = w.pgt_id
+        JOIN _sluice.dependency AS d ON d.relid = n.relid
+    )
+    SELECT w.pgt_id FROM downstream AS w
+$$;
+COMMENT ON FUNCTION _sluice.downstream(bigint[]) IS 'The nodes that read these, directly or through others';
 
 CREATE FUNCTION _sluice.column_signature(_relid regclass)
 RETURNS text
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET quote_all_identifiers = off
 AS $$
-    SELECT string_agg(
-        format('%s %s%s', a.attnum, format_type(a.atttypid, a.atttypmod), ' collation ' || NULLIF(a.attcollation, 0)::regcollation),
-        ', ' ORDER BY a.attnum
-    )
-    FROM pg_attribute AS a
-    WHERE a.attrelid = _relid AND a.attnum > 0 AND NOT a.attisdropped
+BEGIN
+    RETURN (
+        SELECT string_agg(
+            format('%s %s%s', a.attnum, format_type(a.atttypid, a.atttypmod), ' collation ' || NULLIF(a.attcollation, 0)::regcollation),
+            ', ' ORDER BY a.attnum
+        )
+        FROM pg_attribute AS a
+        WHERE a.attrelid = _relid AND a.attnum > 0 AND NOT a.attisdropped
+    );
+END;
 $$;
 COMMENT ON FUNCTION _sluice.column_signature(regclass) IS
     'The columns of a table by number, type and collation: what must not change under a stream table, unlike their names';
 
 CREATE FUNCTION _sluice.node_name(_node _sluice.node)
 RETURNS text
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 SET quote_all_identifiers = off
 AS $$
-    SELECT COALESCE(_node.job_name, _node.relid::text)
+DECLARE
+    v_name CONSTANT text := COALESCE(_node.job_name, _node.relid::text);
+BEGIN
+    -- There a name can be any bytes, and one must not stop the scheduling of all.
+    RETURN CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN _sluice.shown_name(v_name) ELSE v_name END;
+END;
 $$;
 COMMENT ON FUNCTION _sluice.node_name(_sluice.node) IS
     'The name that history, queue and alerts carry: a job''s name, or a relation''s qualified name';
 
 CREATE FUNCTION _sluice.node_owner(_node _sluice.node)
 RETURNS oid
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT COALESCE(_node.job_owner::oid, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = _node.relid))
+BEGIN
+    RETURN COALESCE(_node.job_owner::oid, (SELECT c.relowner FROM pg_class AS c WHERE c.oid = _node.relid));
+END;
 $$;
 COMMENT ON FUNCTION _sluice.node_owner(_sluice.node) IS
     'The role whose rights a run has; NULL when the relation is gone';
 
--- Advisory locks of pg_sluice are two-key locks; the first key is the class.
+-- Advisory locks of pg_sluice are two-key locks; the first key is the class. Whoever can connect can take
+-- them, so those that are left hold up one database: docs/security.md says what. A run needs its lock
+-- before its snapshot, and before it looks at a row.
 CREATE FUNCTION _sluice.lock_class(_purpose text)
 RETURNS integer
 LANGUAGE sql IMMUTABLE STRICT
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE _purpose
-        WHEN 'gate' THEN 1936748801      -- control database: claims share it, drain and takeover own it
-        WHEN 'node' THEN 1936748802      -- second key pgt_id: one run of a node, by whatever path
-        WHEN 'catalog' THEN 1936748803   -- definitions change one after the other
+        WHEN 'node' THEN 1936748802     -- second key pgt_id: one run of a node, by whatever path
+        WHEN 'catalog' THEN 1936748803  -- definitions change one after the other
     END
 $$;
 COMMENT ON FUNCTION _sluice.lock_class(text) IS 'First key of the advisory locks that pg_sluice takes';
+
+CREATE VIEW _sluice.node_lock AS
+SELECT l.pid, l.database AS db_oid, l.objid::bigint AS pgt_id
+FROM pg_catalog.pg_locks AS l
+WHERE l.locktype = 'advisory'
+    AND l.classid = _sluice.lock_class('node')::oid
+    AND l.objsubid = 2
+    AND l.granted;
+COMMENT ON VIEW _sluice.node_lock IS 'The locks of nodes that are held on this server: who runs what, by whatever path';

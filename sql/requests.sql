@@ -184,10 +184,16 @@ AS $$
     SELECT _sluice.unwrap(_sluice.invoke_privileged(
         'settle', jsonb_build_object('pgt_ids', _pgt_ids, 'graph', _graph)
     ));
-    SELECT pg_notify('sluice_wake', '');
+    -- What is gone is nobody's trouble any more.
+    SELECT _sluice.close_alert(a.event, a.pgt_id)
+    FROM _sluice.alert AS a
+    WHERE a.closed_at IS NULL
+        AND a.pgt_id IS NOT NULL
+        AND NOT EXISTS (SELECT FROM _sluice.node AS n WHERE n.pgt_id = a.pgt_id);
+    SELECT _sluice.wake();
 $$;
 COMMENT ON FUNCTION _sluice.settle(bigint[], boolean) IS
-    'After a change of definitions: puts these nodes on their grid, derives the graph anew where relations are concerned (a cycle is an error that names the path), and wakes the scheduler';
+    'After a change of definitions: puts these nodes on their grid, derives the graph anew where relations are concerned (a cycle is an error that names the path), closes the alerts about nodes that are gone, and wakes the scheduler';
 
 CREATE FUNCTION _sluice.store_graph(_rows jsonb)
 RETURNS void
@@ -210,7 +216,7 @@ LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
     UPDATE _sluice.node AS n
-    SET anchor = r.anchor, next_fire_at = r.next_fire_at, retry_at = NULL, retry_of = NULL
+    SET anchor = r.anchor, next_fire_at = r.next_fire_at, fire_step = NULL, retry_at = NULL, retry_of = NULL
     FROM jsonb_to_recordset(_rows) AS r (pgt_id bigint, anchor timestamptz, next_fire_at timestamptz)
     WHERE n.pgt_id = r.pgt_id
 $$;

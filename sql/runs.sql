@@ -69,10 +69,6 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_barrier CONSTANT text := _sluice.barrier(_owner);
-    -- A name can be taken over by another cursor, its time can't.
-    v_cursors CONSTANT text[] := ARRAY(
-        SELECT c.creation_time || c.name FROM pg_cursors AS c WHERE c.is_holdable
-    );
     v_cursor text;
     v_count bigint;
 BEGIN
@@ -83,7 +79,8 @@ BEGIN
     -- A cursor WITH HOLD is read to its end at commit, with the session's rights.
     FOR v_cursor IN
         SELECT c.name FROM pg_cursors AS c
-        WHERE c.is_holdable AND c.creation_time || c.name <> ALL (v_cursors)
+        -- Those of this statement, also one that took over the name of an older one.
+        WHERE c.is_holdable AND c.creation_time >= statement_timestamp()
     LOOP
         EXECUTE format('CLOSE %I', v_cursor);
     END LOOP;
@@ -151,9 +148,11 @@ CREATE FUNCTION _sluice.refresh_matview(_relid regclass, _concurrently boolean)
 RETURNS text
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
+-- With it on, PostgreSQL's own statements of REFRESH ... CONCURRENTLY are syntax errors.
+SET quote_all_identifiers = off
 AS $$
 DECLARE
-    -- What REFRESH … CONCURRENTLY asks for: contents, and a unique index over plain columns of all rows.
+    -- What REFRESH ... CONCURRENTLY asks for: contents, and a unique index over plain columns of all rows.
     v_concurrently CONSTANT boolean := _concurrently
         AND (SELECT c.relispopulated FROM pg_class AS c WHERE c.oid = _relid)
         AND EXISTS (
@@ -172,25 +171,47 @@ $$;
 COMMENT ON FUNCTION _sluice.refresh_matview(regclass, boolean) IS
     'Refreshes a materialized view, without blocking its readers where it allows that; gives the mode';
 
-CREATE FUNCTION _sluice.record_run(
-    _run_id uuid, _node _sluice.node, _mode text, _outcome text, _attempt integer, _due_at timestamptz,
-    _started_at timestamptz, _rows bigint, _reason text
-)
-RETURNS void
-LANGUAGE sql
+CREATE FUNCTION _sluice.remedy_text(_work_mem bigint)
+RETURNS text
+LANGUAGE sql STABLE STRICT
 SET search_path = pg_catalog, pg_temp
 AS $$
+    SELECT format('work_mem %s, no parallel query', pg_size_pretty(_work_mem))
+$$;
+COMMENT ON FUNCTION _sluice.remedy_text(bigint) IS 'How history shows the remedy that a run was under';
+
+CREATE FUNCTION _sluice.record_run(
+    _run_id uuid, _node _sluice.node, _mode text, _outcome text, _attempt integer, _due_at timestamptz,
+    _started_at timestamptz, _rows bigint, _reason text, _work_mem bigint
+)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
     INSERT INTO _sluice.history (
         run_id, pgt_id, name, kind, mode, outcome, attempt, due_at, started_at, ended_at,
-        rows_changed, reason, pid
+        rows_changed, reason, remedy, pid
     )
     VALUES (
         _run_id, _node.pgt_id, _sluice.node_name(_node), _node.kind, _mode, _outcome, _attempt, _due_at,
-        _started_at, clock_timestamp(), _rows, _reason, pg_backend_pid()
-    )
+        _started_at, clock_timestamp(), _rows, _reason, _sluice.remedy_text(_work_mem), pg_backend_pid()
+    );
+END;
 $$;
-COMMENT ON FUNCTION _sluice.record_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text) IS
+COMMENT ON FUNCTION _sluice.record_run(uuid, _sluice.node, text, text, integer, timestamptz, timestamptz, bigint, text, bigint) IS
     'The history row of a run that ended without an error';
+
+CREATE FUNCTION _sluice.count_run(_runs jsonb, _outcome text)
+RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN _runs || jsonb_build_object(_outcome, COALESCE((_runs -> _outcome)::bigint, 0) + 1);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.count_run(jsonb, text) IS 'Runs by outcome, with one more of that outcome';
 
 CREATE FUNCTION _sluice.skips(_run_id uuid, _node _sluice.node, _due_at timestamptz, _attempt integer)
 RETURNS boolean
@@ -212,8 +233,11 @@ BEGIN
     ELSE
         RETURN false;
     END IF;
+    INSERT INTO _sluice.node_state AS s (pgt_id, runs)
+    SELECT n.pgt_id, _sluice.count_run('{}', 'skipped') FROM _sluice.node AS n WHERE n.pgt_id = _node.pgt_id
+    ON CONFLICT (pgt_id) DO UPDATE SET runs = _sluice.count_run(s.runs, 'skipped');
     PERFORM _sluice.record_run(
-        _run_id, _node, NULL, 'skipped', _attempt, _due_at, clock_timestamp(), NULL, v_reason
+        _run_id, _node, NULL, 'skipped', _attempt, _due_at, clock_timestamp(), NULL, v_reason, NULL
     );
     RETURN true;
 END;
@@ -285,19 +309,29 @@ RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_work_mem bigint;
 BEGIN
-    INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, last_success_at)
-    SELECT n.pgt_id, _started_at, _outcome, _started_at
+    INSERT INTO _sluice.node_state AS s (
+        pgt_id, last_run_at, last_outcome, last_success_at, runs, run_seconds, rows_changed
+    )
+    SELECT n.pgt_id, _started_at, _outcome, _started_at, _sluice.count_run('{}', _outcome),
+        extract(epoch FROM clock_timestamp() - _started_at), COALESCE(_rows, 0)
     -- It can have been unscheduled meanwhile.
     FROM _sluice.node AS n WHERE n.pgt_id = _node.pgt_id
     ON CONFLICT (pgt_id) DO UPDATE
     SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
-        last_success_at = EXCLUDED.last_success_at, consecutive_errors = 0;
+        last_success_at = EXCLUDED.last_success_at, consecutive_errors = 0,
+        runs = _sluice.count_run(s.runs, _outcome), run_seconds = s.run_seconds + EXCLUDED.run_seconds,
+        rows_changed = s.rows_changed + EXCLUDED.rows_changed
+    RETURNING s.work_mem INTO v_work_mem;
     IF EXISTS (SELECT FROM _sluice.watermark) THEN
         PERFORM _sluice.record_baseline(_node.pgt_id);
     END IF;
     PERFORM _sluice.record_run(
-        _run_id, _node, _mode, _outcome, _attempt, _due_at, _started_at, _rows, _reason
+        _run_id, _node, _mode, _outcome, _attempt, _due_at, _started_at, _rows, _reason,
+        -- A run by hand has the caller's memory.
+        CASE WHEN _reason IS DISTINCT FROM 'manual' THEN v_work_mem END
     );
 END;
 $$;
@@ -305,7 +339,7 @@ COMMENT ON FUNCTION _sluice.finish_run(uuid, _sluice.node, text, text, integer, 
     'A success, in the node''s state and in history';
 
 CREATE FUNCTION _sluice.top_level_command(_run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer)
-RETURNS TABLE (command text, search_path text, owner_name text, is_superuser boolean)
+RETURNS TABLE (command text, search_path text, owner oid, owner_name bytea, is_superuser boolean)
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
@@ -323,7 +357,7 @@ BEGIN
     END IF;
     IF NOT _sluice.skips(_run_id, v_node, _due_at, _attempt) THEN
         RETURN QUERY
-        SELECT v_node.command, v_node.job_search_path, r.rolname::text, r.rolsuper
+        SELECT v_node.command, v_node.job_search_path, r.oid, _sluice.raw_name(r.rolname), r.rolsuper
         FROM pg_roles AS r
         WHERE r.oid = v_node.job_owner;
     END IF;
@@ -334,10 +368,12 @@ COMMENT ON FUNCTION _sluice.top_level_command(uuid, bigint, timestamptz, integer
 
 CREATE FUNCTION _sluice.failures(_pgt_id bigint)
 RETURNS integer
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT COALESCE((SELECT s.consecutive_errors FROM _sluice.node_state AS s WHERE s.pgt_id = _pgt_id), 0)
+BEGIN
+    RETURN COALESCE((SELECT s.consecutive_errors FROM _sluice.node_state AS s WHERE s.pgt_id = _pgt_id), 0);
+END;
 $$;
 COMMENT ON FUNCTION _sluice.failures(bigint) IS 'Failures of a node in a row, so far';
 
@@ -357,9 +393,33 @@ $$;
 COMMENT ON FUNCTION _sluice.record_top_level_run(uuid, bigint, timestamptz, integer, timestamptz, text) IS
     'The success of a job that ran outside a transaction block, recorded after it: such a job is at-least-once';
 
+CREATE FUNCTION _sluice.failure_state(
+    _pgt_id bigint, OUT consecutive_errors integer, OUT work_mem bigint, OUT policy jsonb
+)
+RETURNS SETOF record
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO _sluice.node_state (pgt_id)
+    -- Waits here for somebody who is about to remove it, and then it is gone.
+    SELECT n.pgt_id FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id FOR KEY SHARE
+    ON CONFLICT (pgt_id) DO NOTHING;
+    SELECT s.consecutive_errors, s.work_mem, jsonb_build_object(
+        'max_consecutive_errors', _sluice.setting('max_consecutive_errors'),
+        'retry_backoff_base', _sluice.setting('retry_backoff_base'),
+        'retry_backoff_cap', _sluice.setting('retry_backoff_cap'),
+        'refresh_work_mem', _sluice.setting('refresh_work_mem')
+    )
+    FROM _sluice.node_state AS s
+    WHERE s.pgt_id = _pgt_id
+    FOR UPDATE
+$$;
+COMMENT ON FUNCTION _sluice.failure_state(bigint) IS
+    'What is decided about a failed attempt from, see core/remediation.py; locks it until the end of the transaction. No row: the node is gone';
+
 CREATE FUNCTION _sluice.record_failure(
     _run_id uuid, _pgt_id bigint, _due_at timestamptz, _attempt integer, _started_at timestamptz,
-    _reason text, _error jsonb, _counts boolean, _retry_seconds double precision
+    _reason text, _error jsonb, _verdict jsonb
 )
 RETURNS void
 LANGUAGE plpgsql
@@ -372,13 +432,13 @@ DECLARE
 BEGIN
     INSERT INTO _sluice.history (
         run_id, pgt_id, name, kind, outcome, sqlstate, message, detail, context, attempt, due_at,
-        started_at, ended_at, reason, pid
+        started_at, ended_at, reason, remedy, pid
     )
-    -- What a job raises can be of any length.
     SELECT _run_id, n.pgt_id, _sluice.node_name(n), n.kind, e.outcome, e.sqlstate,
-        left(e.message, 65536), left(e.detail, 65536), left(e.context, 65536), _attempt, _due_at,
-        _started_at, clock_timestamp(), _reason, e.pid
+        e.message, e.detail, e.context, _attempt, _due_at,
+        _started_at, clock_timestamp(), _reason, _sluice.remedy_text(s.work_mem), e.pid
     FROM _sluice.node AS n
+    LEFT JOIN _sluice.node_state AS s ON s.pgt_id = n.pgt_id
     CROSS JOIN jsonb_to_record(_error) AS e (
         outcome text, sqlstate text, message text, detail text, context text, pid integer
     )
@@ -388,34 +448,57 @@ BEGIN
         -- The node is gone, or the attempt is on record already.
         RETURN;
     END IF;
-    INSERT INTO _sluice.node_state AS s (pgt_id, last_run_at, last_outcome, consecutive_errors)
-    VALUES (_pgt_id, _started_at, _error ->> 'outcome', _counts::integer)
+    INSERT INTO _sluice.node_state AS s (
+        pgt_id, last_run_at, last_outcome, consecutive_errors, work_mem, runs, run_seconds
+    )
+    VALUES (
+        _pgt_id, _started_at, _error ->> 'outcome', (_verdict ->> 'counts')::boolean::integer,
+        (_verdict ->> 'work_mem')::bigint, _sluice.count_run('{}', _error ->> 'outcome'),
+        extract(epoch FROM clock_timestamp() - _started_at)
+    )
     ON CONFLICT (pgt_id) DO UPDATE
     SET last_run_at = EXCLUDED.last_run_at, last_outcome = EXCLUDED.last_outcome,
-        consecutive_errors = s.consecutive_errors + EXCLUDED.consecutive_errors
+        consecutive_errors = s.consecutive_errors + EXCLUDED.consecutive_errors,
+        work_mem = EXCLUDED.work_mem, successes = 0,
+        runs = _sluice.count_run(s.runs, EXCLUDED.last_outcome), run_seconds = s.run_seconds + EXCLUDED.run_seconds
     RETURNING s.consecutive_errors INTO v_failures;
-    UPDATE _sluice.node AS n
-    SET status = CASE
-            WHEN _counts AND n.status = 'active' AND v_failures >= _sluice.setting('max_consecutive_errors')
-            THEN 'suspended'
-            ELSE n.status
-        END,
-        retry_at = clock_timestamp() + make_interval(secs => _retry_seconds),
-        retry_of = CASE WHEN _retry_seconds IS NOT NULL THEN _due_at END
-    WHERE n.pgt_id = _pgt_id
-    RETURNING * INTO v_node;
+    BEGIN
+        UPDATE _sluice.node AS n
+        SET status = CASE WHEN (_verdict ->> 'suspend')::boolean AND n.status = 'active' THEN 'suspended' ELSE n.status END,
+            retry_at = clock_timestamp() + make_interval(secs => (_verdict ->> 'retry_seconds')::double precision),
+            retry_of = CASE WHEN _verdict ->> 'retry_seconds' IS NOT NULL THEN _due_at END
+        WHERE n.pgt_id = _pgt_id
+        RETURNING * INTO v_node;
+    EXCEPTION
+        WHEN lock_not_available THEN
+            -- Somebody alters the node in a transaction that is open. The attempt and its count are on
+            -- record all the same; the next failure suspends.
+            RETURN;
+    END;
     v_name := _sluice.node_name(v_node);
     IF v_node.status = 'suspended' THEN
         PERFORM _sluice.open_alert(
             'suspended', 'critical', _pgt_id, v_name,
             format(
                 '"%s" is suspended after %s failures in a row: %s',
-                v_name, v_failures, left(_error ->> 'message', 65536)
+                v_name, v_failures, _error ->> 'message'
             ),
-            (SELECT jsonb_object_agg(e.key, left(e.value, 65536)) FROM jsonb_each_text(_error) AS e)
+            _error
         );
     END IF;
 END;
 $$;
-COMMENT ON FUNCTION _sluice.record_failure(uuid, bigint, timestamptz, integer, timestamptz, text, jsonb, boolean, double precision) IS
-    'A failed attempt: one row, one count, the time of its retry (NULL: none), and suspension at the limit. Recording an attempt again does nothing';
+COMMENT ON FUNCTION _sluice.record_failure(uuid, bigint, timestamptz, integer, timestamptz, text, jsonb, jsonb) IS
+    'A failed attempt: one row, one count, and the verdict of core/remediation.py on it: retry, suspension, remedy. Recording an attempt again does nothing. Called after failure_state, in the same transaction';
+
+CREATE FUNCTION _sluice.record_recovery(_pgt_id bigint, _work_mem bigint, _successes integer)
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    -- reset() may have ended it meanwhile.
+    UPDATE _sluice.node_state AS s SET work_mem = _work_mem, successes = _successes
+    WHERE s.pgt_id = _pgt_id AND s.work_mem IS NOT NULL
+$$;
+COMMENT ON FUNCTION _sluice.record_recovery(bigint, bigint, integer) IS
+    'A success under a remedy: what is left of it, and how many successes in a row it has had';

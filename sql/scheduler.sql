@@ -5,19 +5,30 @@ RETURNS text
 LANGUAGE sql STABLE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT current_setting('cron.database_name', true)
+    SELECT _sluice.shown_name(current_setting('cron.database_name', true))
 $$;
 COMMENT ON FUNCTION _sluice.control_database() IS
     'The database that pg_cron works from; NULL when the server has not loaded pg_cron';
 
 CREATE FUNCTION _sluice.database_oid()
 RETURNS bigint
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
+END;
+$$;
+COMMENT ON FUNCTION _sluice.database_oid() IS 'The OID of this database, which keys all state in the control database';
+
+CREATE FUNCTION _sluice.extension_version()
+RETURNS text
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT d.oid::bigint FROM pg_database AS d WHERE d.datname = current_database()
+    SELECT e.extversion FROM pg_extension AS e WHERE e.extname = 'pg_sluice'
 $$;
-COMMENT ON FUNCTION _sluice.database_oid() IS 'The OID of this database, which keys all state in the control database';
+COMMENT ON FUNCTION _sluice.extension_version() IS 'The version of the extension in this database';
 
 CREATE FUNCTION _sluice.control(_function text, _arguments jsonb)
 RETURNS jsonb
@@ -41,7 +52,7 @@ AS $$
         AS r ("check" text, ok boolean, detail text, hint text)
 $$;
 COMMENT ON FUNCTION sluice.preflight() IS
-'Everything that start() needs, one row each: pg_cron, its version and mode, the connections it and the scheduler make, settings that would end a long session. Changes nothing.';
+'Everything that start() needs, one row each: pg_cron, its version and mode, the connections it and the scheduler make, settings that would end a long session; and whether pg_cron has an active entry for the leader, which start() sees to. Changes nothing.';
 
 CREATE TABLE _sluice.home (
     singleton boolean NOT NULL DEFAULT true
@@ -70,10 +81,13 @@ BEGIN
         DELETE FROM _sluice.history;
         DELETE FROM _sluice.alert;
         DELETE FROM _sluice.baseline;
+        UPDATE _sluice.upkeep AS u
+        SET place = NULL, due_at = clock_timestamp(), deleted = 0, last_at = NULL, error = NULL;
         UPDATE _sluice.node_state AS s
-        SET consecutive_errors = 0, gated_since = NULL, last_run_at = NULL, last_outcome = NULL;
+        SET consecutive_errors = 0, work_mem = NULL, successes = 0, gated_since = NULL, last_run_at = NULL, last_outcome = NULL,
+            runs = '{}', run_seconds = 0, rows_changed = 0;
         UPDATE _sluice.node AS n
-        SET retry_at = NULL, retry_of = NULL,
+        SET fired_at = NULL, retry_at = NULL, retry_of = NULL,
             status = CASE WHEN n.status IN ('suspended', 'quarantined') THEN 'active' ELSE n.status END;
         PERFORM _sluice.settle(ARRAY(SELECT n.pgt_id FROM _sluice.node AS n), true);
     END IF;
@@ -88,10 +102,10 @@ LANGUAGE sql VOLATILE SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT _sluice.rehome();
-    SELECT _sluice.unwrap(_sluice.invoke_privileged('start', jsonb_build_object('user', session_user)))
+    SELECT _sluice.unwrap(_sluice.invoke_privileged('start', jsonb_build_object('user', _sluice.shown_name(session_user))))
 $$;
 COMMENT ON FUNCTION sluice.start() IS
-'Makes this database a member, so that its nodes are scheduled, and sees to the one pg_cron entry in the control database. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it also makes the nodes its own, as part of the transaction: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight().';
+'Makes this database a member, so that its nodes are scheduled, and sees to the pg_cron entry in the control database, and to that of the metrics where metrics_listen is set; it also activates them and brings them up to date with the server''s cron.host and port. Takes effect at once, whether or not the calling transaction commits. Idempotent. In a copy that was made from a template of a member it also makes the nodes its own, as part of the transaction: their errors, alerts and history are cleared and their grids begin anew. An error names the first failed check of preflight(), but for the one of the entry.';
 
 CREATE FUNCTION sluice.stop()
 RETURNS void
@@ -101,7 +115,7 @@ AS $$
     SELECT _sluice.control('leave_database', jsonb_build_object('_db_oid', _sluice.database_oid()))
 $$;
 COMMENT ON FUNCTION sluice.stop() IS
-'Ends the scheduling of this database at once: queued runs are forgotten, running ones end as usual, and the scheduler''s connections go within a tick. The last member to stop takes the pg_cron entry along. Idempotent.';
+'Ends the scheduling of this database at once: queued runs are forgotten, running ones end as usual, and the scheduler''s connections go within a tick. The last member to stop takes the pg_cron entries along. Idempotent.';
 
 CREATE PROCEDURE sluice.run(run_for interval DEFAULT '1 hour')
 LANGUAGE plpgsql
@@ -109,21 +123,9 @@ AS $$
 DECLARE
     v_result jsonb;
 BEGIN
-    IF run_for IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'run_for must not be null';
-    END IF;
-    -- Since PostgreSQL 17 an interval can be endless.
-    IF NOT pg_catalog.isfinite(run_for) THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value', MESSAGE = 'run_for must be finite';
-    END IF;
-    IF run_for OPERATOR(pg_catalog.<) '0'::interval THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'invalid_parameter_value', MESSAGE = 'run_for must not be negative';
-    END IF;
     CALL _sluice.lead(pg_catalog.date_part('epoch', run_for), v_result);
     PERFORM _sluice.unwrap(v_result);
 END;
 $$;
 COMMENT ON PROCEDURE sluice.run(interval) IS
-'The leader: schedules all member databases for that long, then ends. ''0'' makes one pass over all members, runs what is due, and ends. pg_cron calls it in the control database; must not be called inside a transaction block. A second leader waits one lease (lease_ttl) for the first to lapse and ends if it does not. Only for superusers.';
+'The leader: schedules all member databases for that long, then ends. Where a run takes longer it goes on scheduling until there is a moment without long runs, however late that is. ''0'' makes one pass over all members, runs what is due, and ends. pg_cron calls it in the control database; must not be called inside a transaction block. A second leader waits one lease (lease_ttl) for the first to lapse and ends if it does not. Only for superusers.';

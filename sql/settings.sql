@@ -2,6 +2,31 @@
 -- scope allows it, one for a database, which wins. The server's values are kept in the control
 -- database; the leader copies them into every member, so that reading a setting stays local.
 
+CREATE FUNCTION _sluice.parse_address(_address text, OUT host text, OUT port integer)
+LANGUAGE plpgsql IMMUTABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    -- Without backslashes, which standard_conforming_strings decides about.
+    v_parts CONSTANT text[] := regexp_match(
+        _address, '^(?:(localhost)|([0-9]+(?:[.][0-9]+){3})|[[]([0-9a-fA-F.]*:[0-9a-fA-F:.]*)[]]):([0-9]{1,5})$'
+    );
+BEGIN
+    IF _address = 'off' THEN
+        RETURN;
+    END IF;
+    host := CASE WHEN v_parts[1] IS NOT NULL THEN '127.0.0.1' ELSE host(COALESCE(v_parts[2], v_parts[3])::inet) END;
+    port := v_parts[4]::integer;
+    IF host IS NULL OR port NOT BETWEEN 1 AND 65535 THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('"%s" is no address to listen on', _address);
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.parse_address(text) IS
+    'The IP address and port of an address to listen on; NULLs for off. A data exception (class 22) where it is none';
+
 CREATE VIEW _sluice.setting_definition AS
 SELECT d.name, d.type, d.default_value, d.min_value, d.max_value, d.unit, d.scope, d.description
 FROM (VALUES
@@ -33,6 +58,8 @@ FROM (VALUES
         'How long pause() waits when it is given no timeout.'),
     ('max_consecutive_errors', 'integer', '3', '1', '100', NULL, 'database',
         'Failures in a row after which a node is suspended.'),
+    ('recovery_successes', 'integer', '3', '1', '100', NULL, 'database',
+        'Successes in a row after which a remedy is eased by one step.'),
     ('retry_backoff_base', 'interval', '1 s', '100 ms', '1 h', 's', 'database',
         'Wait before the first retry; doubled for each further one.'),
     ('retry_backoff_cap', 'interval', '5 min', '100 ms', '24 h', 's', 'database',
@@ -57,8 +84,18 @@ FROM (VALUES
         'Largest number of queued runs of a database; what is due beyond it stays due.'),
     ('history_retention', 'interval', '30 d', '1 s', '10 y', 's', 'database',
         'Age at which history rows and closed alerts are deleted.'),
+    ('alert_reminder_interval', 'interval', '15 min', '1 s', '30 d', 's', 'database',
+        'Time after which an alert that is still open is announced again.'),
+    ('history_rows', 'integer', '10000', '0', '10000000', 'rows', 'database',
+        'History rows of one node; the oldest beyond it are deleted. 0 means no limit.'),
     ('maintenance_batch', 'integer', '500', '1', '10000', 'rows', 'database',
-        'Rows that one step of upkeep deletes at the most.')
+        'Rows that one step of upkeep, a transaction, deletes at the most.'),
+    ('maintenance_budget', 'interval', '50 ms', '1 ms', '1 s', 's', 'database',
+        'Time that upkeep of the whole server takes out of each scheduler_interval, unless runs write more history than it deletes then; no step takes much longer.'),
+    ('metrics_listen', 'address', 'off', NULL, NULL, NULL, 'cluster',
+        'Where /metrics and /healthz are served over HTTP, as in 127.0.0.1:9188; off: nowhere. There is no authentication.'),
+    ('metrics_timeout', 'interval', '5 s', '100 ms', '60 s', 's', 'cluster',
+        'Longest time that the collection for a scrape takes.')
 ) AS d (name, type, default_value, min_value, max_value, unit, scope, description);
 
 CREATE TABLE _sluice.setting (
@@ -71,17 +108,20 @@ SELECT pg_catalog.pg_extension_config_dump('_sluice.setting', '');
 
 CREATE FUNCTION _sluice.setting_quantity(_type text, _value text)
 RETURNS numeric
-LANGUAGE sql STABLE STRICT
+LANGUAGE plpgsql STABLE STRICT
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE _type
+BEGIN
+    RETURN CASE _type
         WHEN 'integer' THEN _value::integer
         WHEN 'interval' THEN extract(epoch FROM _value::interval)
         WHEN 'bytes' THEN pg_size_bytes(_value)
-    END
+        WHEN 'address' THEN (_sluice.parse_address(_value)).port
+    END;
+END;
 $$;
 COMMENT ON FUNCTION _sluice.setting_quantity(text, text) IS
-    'A setting''s text as a number: an integer, seconds, or bytes';
+    'A setting''s text as a number: an integer, seconds, bytes, or the port of an address';
 
 CREATE VIEW _sluice.effective_setting AS
 SELECT
@@ -100,21 +140,29 @@ LEFT JOIN _sluice.setting AS shared ON shared.name = d.name AND shared.scope = '
 
 CREATE FUNCTION _sluice.setting(_name text)
 RETURNS numeric
-LANGUAGE sql STABLE STRICT SECURITY DEFINER
+LANGUAGE plpgsql STABLE STRICT SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT _sluice.setting_quantity(e.type, e.value) FROM _sluice.effective_setting AS e WHERE e.name = _name
+BEGIN
+    RETURN (
+        SELECT _sluice.setting_quantity(e.type, e.value) FROM _sluice.effective_setting AS e WHERE e.name = _name
+    );
+END;
 $$;
 COMMENT ON FUNCTION _sluice.setting(text) IS
     'The value in force in this database, as a number: an integer, seconds, or bytes';
 
 CREATE FUNCTION _sluice.settings_in_force()
 RETURNS jsonb
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT jsonb_object_agg(e.name, _sluice.setting_quantity(e.type, e.value))
-    FROM _sluice.effective_setting AS e
+BEGIN
+    RETURN (
+        SELECT jsonb_object_agg(e.name, _sluice.setting_quantity(e.type, e.value))
+        FROM _sluice.effective_setting AS e
+    );
+END;
 $$;
 COMMENT ON FUNCTION _sluice.settings_in_force() IS 'All settings as the leader reads them, as numbers';
 
@@ -153,6 +201,7 @@ BEGIN
                 HINT = CASE v_definition.type
                     WHEN 'integer' THEN 'The value is a whole number.'
                     WHEN 'interval' THEN 'The value is an interval such as ''30 s'' or ''5 min''.'
+                    WHEN 'address' THEN 'The value is ''off'', or an IP address or localhost with a port, such as ''127.0.0.1:9188'' or ''[::1]:9188''.'
                     ELSE 'The value is a size such as ''64 MB''.'
                 END;
     END;
@@ -184,7 +233,10 @@ BEGIN
         INSERT INTO _sluice.setting (scope, name, value) VALUES (_scope, _name, _value)
         ON CONFLICT (scope, name) DO UPDATE SET value = EXCLUDED.value;
     END IF;
-    PERFORM pg_notify('sluice_wake', '');
+    IF _name = 'metrics_listen' THEN
+        PERFORM _sluice.arrange_endpoint();
+    END IF;
+    PERFORM _sluice.wake();
 END;
 $$;
 COMMENT ON FUNCTION _sluice.store_setting(text, text, text) IS

@@ -22,9 +22,11 @@ CREATE TABLE _sluice.slot (
 
 CREATE FUNCTION _sluice.limit_ingredients()
 RETURNS TABLE (ingredient text, value integer)
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
+BEGIN
+    RETURN QUERY
     VALUES
         ('max_workers', _sluice.setting('max_workers')::integer),
         ('max_parallel_workers', current_setting('max_parallel_workers')::integer),
@@ -34,17 +36,20 @@ AS $$
             - current_setting('superuser_reserved_connections')::integer
             - COALESCE(current_setting('reserved_connections', true)::integer, 0)
             - _sluice.setting('connection_reserve')::integer
-        ))
+        ));
+END;
 $$;
 COMMENT ON FUNCTION _sluice.limit_ingredients() IS
     'What bounds the number of workers; the least of them is the limit. The one definition, for quotas and for taking slots';
 
 CREATE FUNCTION _sluice.worker_limit()
 RETURNS integer
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT min(i.value) FROM _sluice.limit_ingredients() AS i
+BEGIN
+    RETURN (SELECT min(i.value) FROM _sluice.limit_ingredients() AS i);
+END;
 $$;
 COMMENT ON FUNCTION _sluice.worker_limit() IS 'The effective worker limit of the server; 0 means serial mode';
 
@@ -57,15 +62,24 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.worker_application_name(uuid) IS 'How a worker''s connection carries its nonce';
 
+CREATE VIEW _sluice.superuser_session AS
+SELECT a.pid, a.backend_start, a.datid, a.application_name
+FROM pg_stat_activity AS a
+JOIN pg_roles AS r ON r.oid = a.usesysid
+WHERE r.rolsuper;
+COMMENT ON VIEW _sluice.superuser_session IS
+    'Sessions whose application_name counts when it is one of ours: every role can read and copy it';
+
 CREATE FUNCTION _sluice.slot_is_gone(_slot _sluice.slot)
 RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT NOT EXISTS (
-        SELECT FROM pg_stat_activity AS a
-        WHERE (a.pid = _slot.pid AND a.backend_start = _slot.backend_start)
-            OR a.application_name = _sluice.worker_application_name(_slot.nonce)
+        SELECT FROM pg_stat_activity AS a WHERE a.pid = _slot.pid AND a.backend_start = _slot.backend_start
+    ) AND NOT EXISTS (
+        SELECT FROM _sluice.superuser_session AS a
+        WHERE a.application_name = _sluice.worker_application_name(_slot.nonce)
     )
 $$;
 COMMENT ON FUNCTION _sluice.slot_is_gone(_sluice.slot) IS 'No backend has the slot''s identity or its nonce';
@@ -78,7 +92,12 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
-    LOCK TABLE _sluice.slot IN SHARE ROW EXCLUSIVE MODE;
+    IF NOT EXISTS (SELECT FROM _sluice.member AS m WHERE m.db_oid = _db_oid) THEN
+        -- It has left, and the leader is about to notice.
+        RETURN;
+    END IF;
+    -- One reservation after the other. By a row: see _sluice_locks for who can lock a table.
+    PERFORM FROM _sluice.lease FOR NO KEY UPDATE;
     IF (SELECT count(*) FROM _sluice.slot) >= _sluice.worker_limit() THEN
         RETURN;
     END IF;
@@ -91,7 +110,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.reserve_slot(bigint, oid) IS
-    'free -> reserved, under the effective limit; NULLs when no slot is free';
+    'free -> reserved, under the effective limit; NULLs when no slot is free, or the database is no member';
 
 CREATE FUNCTION _sluice.activate_slot(
     _epoch bigint, _nonce uuid, _pid integer, _backend_start timestamptz
@@ -158,6 +177,69 @@ $$;
 COMMENT ON FUNCTION _sluice.record_spawn_failure(bigint, oid, text) IS
     'A worker that did not come about: counted, and announced once until one does; gives the failures in a row';
 
+CREATE FUNCTION _sluice.interrupt_backend(_epoch bigint, _pid integer, _since timestamptz, _terminate boolean)
+RETURNS timestamptz
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_backend_start timestamptz;
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    -- The process ID may be another backend's by now.
+    SELECT a.backend_start INTO v_backend_start
+    FROM pg_stat_activity AS a
+    WHERE a.pid = _pid AND _sluice.began_before(a.backend_start, _since);
+    IF FOUND THEN
+        PERFORM CASE WHEN _terminate THEN pg_terminate_backend(_pid) ELSE pg_cancel_backend(_pid) END;
+    END IF;
+    RETURN v_backend_start;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.interrupt_backend(bigint, integer, timestamptz, boolean) IS
+    'Cancels what a session of the leader''s executes, or ends the session: a run that it began after _since is past its deadline. Gives the start of that backend, NULL when it is gone';
+
+CREATE FUNCTION _sluice.report_stuck_backend(_epoch bigint, _pid integer, _backend_start timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_database text;
+BEGIN
+    PERFORM _sluice.enter_gate(_epoch);
+    SELECT _sluice.shown_name(a.datname) INTO v_database
+    FROM pg_stat_activity AS a WHERE a.pid = _pid AND a.backend_start = _backend_start;
+    IF FOUND THEN
+        PERFORM _sluice.open_alert(
+            'session_stuck', 'critical', NULL, v_database,
+            format('process %s in database "%s" is past its deadline and does not react to its termination', _pid, v_database),
+            jsonb_build_object('pid', _pid, 'backend_start', _backend_start)
+        );
+    END IF;
+    RETURN v_database IS NOT NULL;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.report_stuck_backend(bigint, integer, timestamptz) IS
+    'Whether a backend that was to end is still there, and then opens an alert: it runs code that never looks for interrupts. Its slot stays taken, and a drain waits for it, for it does run';
+
+CREATE FUNCTION _sluice.close_stuck_backends()
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM _sluice.close_alert(a.event, NULL, a.node)
+    FROM _sluice.alert AS a
+    WHERE a.event = 'session_stuck' AND a.closed_at IS NULL AND NOT EXISTS (
+        SELECT FROM pg_stat_activity AS b
+        WHERE b.pid = (a.detail ->> 'pid')::integer
+            AND b.backend_start = (a.detail ->> 'backend_start')::timestamptz
+    );
+END;
+$$;
+COMMENT ON FUNCTION _sluice.close_stuck_backends() IS 'Closes the alerts of report_stuck_backend whose backend has ended';
+
 CREATE FUNCTION _sluice.evict_former_sessions(_epoch bigint)
 RETURNS bigint
 LANGUAGE plpgsql
@@ -179,7 +261,7 @@ BEGIN
                 SELECT FROM _sluice.slot AS s
                 WHERE a.application_name = _sluice.worker_application_name(s.nonce)
             )
-        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job) ([0-9]+)$')::numeric < _epoch
+        ) OR substring(a.application_name FROM '^pg_sluice (?:scheduler|job|upkeep) ([0-9]+)$')::numeric < _epoch
     );
 END;
 $$;
@@ -193,8 +275,13 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_freed integer;
+    v_now CONSTANT timestamptz := clock_timestamp();
+    v_latest CONSTANT timestamptz := _sluice.latest_past(v_now);
 BEGIN
     PERFORM _sluice.enter_gate(_epoch);
+    -- Where the clock has been set back since, a reservation has its time from now on.
+    UPDATE _sluice.slot AS s SET since = v_now, deadline = v_now + (s.deadline - s.since)
+    WHERE s.since > v_latest;
     DELETE FROM _sluice.slot AS s
     WHERE _sluice.slot_is_gone(s) AND (
         s.state = 'live'

@@ -2,10 +2,11 @@
 
 CREATE FUNCTION _sluice.difference_statement(_relid regclass, _query text)
 RETURNS text
-LANGUAGE sql STABLE
+LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT format(
+BEGIN
+    RETURN (SELECT format(
         $statement$
 WITH fresh AS (
     SELECT q.*, ROW(%2$s)::text COLLATE "C" AS key FROM (
@@ -43,7 +44,8 @@ $statement$,
         SELECT a.attname, row_number() OVER (ORDER BY a.attnum) AS number
         FROM pg_attribute AS a
         WHERE a.attrelid = _relid AND a.attnum > 0 AND NOT a.attisdropped
-    ) AS c
+    ) AS c);
+END;
 $$;
 COMMENT ON FUNCTION _sluice.difference_statement(regclass, text) IS
     'The statement that makes a table equal to a query and gives the number of rows that it deleted and inserted. It writes only the difference, under ROW EXCLUSIVE. Rows are the same when their text forms are, which tells apart what "=" does not (1.0 and 1.00) and works for types without equality; of several equal rows the n-th stands for the n-th. The query''s columns are renamed by position, so no name can clash';
@@ -61,13 +63,14 @@ BEGIN
     PERFORM _sluice.check_owned_relation(_caller, v_relid);
     INSERT INTO _sluice.node AS n (
         kind, relid, query, column_signature, refresh_mode, mode_reason, schedule, anchor, priority,
-        lock_timeout, refresh_timeout
+        lock_timeout, refresh_timeout, max_lag
     )
     VALUES (
         'stream_table', v_relid, _arguments ->> 'query', _sluice.column_signature(v_relid),
         _arguments ->> 'refresh_mode', 'incremental refresh is not available in this version',
         _arguments ->> 'schedule', clock_timestamp(), (_arguments ->> 'priority')::integer,
-        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval
+        (_arguments ->> 'lock_timeout')::interval, (_arguments ->> 'refresh_timeout')::interval,
+        (_arguments ->> 'max_lag')::interval
     )
     RETURNING n.pgt_id INTO v_pgt_id;
     INSERT INTO _sluice.node_state (pgt_id, last_success_at)
@@ -89,7 +92,8 @@ CREATE FUNCTION sluice.create_stream_table(
     initialize boolean DEFAULT true,
     priority integer DEFAULT 0,
     lock_timeout interval DEFAULT NULL,
-    refresh_timeout interval DEFAULT NULL
+    refresh_timeout interval DEFAULT NULL,
+    max_lag interval DEFAULT NULL
 )
 RETURNS bigint
 LANGUAGE sql VOLATILE
@@ -98,12 +102,12 @@ AS $$
         'session', _sluice.session_settings(),
         'name', name, 'query', query, 'schedule', schedule, 'refresh_mode', refresh_mode,
         'initialize', initialize, 'priority', priority,
-        'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
+        'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout, 'max_lag', max_lag
     )))::bigint
 $$;
-COMMENT ON FUNCTION sluice.create_stream_table(text, text, text, text, boolean, integer, interval, interval) IS
+COMMENT ON FUNCTION sluice.create_stream_table(text, text, text, text, boolean, integer, interval, interval, interval) IS
 'Creates a table that is kept equal to a query.
-name: the table to create, optionally schema-qualified. query: one SELECT without volatile functions, resolved in the present search_path. schedule: when it is refreshed. refresh_mode: auto or full. initialize: fill it now; otherwise the first run does. priority: -100 to 100, a step is worth ten seconds of waiting. lock_timeout, refresh_timeout: for this node instead of the settings.
+name: the table to create, optionally schema-qualified. query: one SELECT without volatile functions, resolved in the present search_path. schedule: when it is refreshed. refresh_mode: auto or full. initialize: fill it now; otherwise the first run does. priority: -100 to 100, a step is worth ten seconds of waiting. lock_timeout, refresh_timeout: for this node instead of the settings. max_lag: when health_check() calls it late, see there.
 The table is made, filled and later refreshed with the rights of the caller, who owns it. Returns its pgt_id. Errors leave nothing behind. Locks: as CREATE TABLE AS.';
 
 CREATE FUNCTION _sluice.do_alter_stream_table(_caller name, _arguments jsonb)
@@ -130,6 +134,7 @@ BEGIN
         priority = COALESCE((_arguments ->> 'priority')::integer, n.priority),
         lock_timeout = COALESCE((_arguments ->> 'lock_timeout')::interval, n.lock_timeout),
         refresh_timeout = COALESCE((_arguments ->> 'refresh_timeout')::interval, n.refresh_timeout),
+        max_lag = COALESCE((_arguments ->> 'max_lag')::interval, n.max_lag),
         status = CASE WHEN v_reschedule AND n.status = 'quarantined' THEN 'active' ELSE n.status END,
         -- A new query shows at the next tick.
         next_fire_at = CASE WHEN _arguments ->> 'query' IS NULL THEN n.next_fire_at ELSE clock_timestamp() END
@@ -154,7 +159,8 @@ CREATE FUNCTION sluice.alter_stream_table(
     refresh_mode text DEFAULT NULL,
     priority integer DEFAULT NULL,
     lock_timeout interval DEFAULT NULL,
-    refresh_timeout interval DEFAULT NULL
+    refresh_timeout interval DEFAULT NULL,
+    max_lag interval DEFAULT NULL
 )
 RETURNS void
 LANGUAGE sql VOLATILE
@@ -162,10 +168,11 @@ AS $$
     SELECT _sluice.unwrap(_sluice.invoke('alter_stream_table', pg_catalog.jsonb_build_object(
         'session', _sluice.session_settings(),
         'name', name, 'query', query, 'schedule', schedule, 'refresh_mode', refresh_mode,
-        'priority', priority, 'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout
+        'priority', priority, 'lock_timeout', lock_timeout, 'refresh_timeout', refresh_timeout,
+        'max_lag', max_lag
     )))
 $$;
-COMMENT ON FUNCTION sluice.alter_stream_table(text, text, text, text, integer, interval, interval) IS
+COMMENT ON FUNCTION sluice.alter_stream_table(text, text, text, text, integer, interval, interval, interval) IS
 'Changes what is given of a stream table; NULL leaves a property as it is.
 query: must have the same columns; the rows follow at the next run. schedule: starts a new grid now and ends a quarantine. A query that would make the table read itself is refused with the path.
 Only for its owner. Locks: none on the table.';
@@ -181,17 +188,9 @@ DECLARE
 BEGIN
     PERFORM _sluice.begin_definition();
     v_node := _sluice.find_own_node(_caller, _arguments);
-    WITH RECURSIVE downstream AS (
-        SELECT d.pgt_id FROM _sluice.dependency AS d WHERE d.relid = v_node.relid
-        UNION
-        SELECT d.pgt_id
-        FROM downstream AS w
-        JOIN _sluice.node AS n ON n.pgt_id = w.pgt_id
-        JOIN _sluice.dependency AS d ON d.relid = n.relid
-    )
     SELECT jsonb_agg(n.relid::oid::bigint ORDER BY g.depth DESC) INTO v_dependents
-    FROM downstream AS w
-    JOIN _sluice.node AS n ON n.pgt_id = w.pgt_id AND n.kind = 'stream_table'
+    FROM _sluice.downstream(ARRAY[v_node.pgt_id]) AS w
+    JOIN _sluice.node AS n ON n.pgt_id = w AND n.kind = 'stream_table'
     JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id;
     IF v_dependents IS NOT NULL AND NOT (_arguments ->> 'cascade')::boolean THEN
         RAISE EXCEPTION USING
@@ -217,7 +216,7 @@ AS $$
 $$;
 COMMENT ON FUNCTION sluice.drop_stream_table(text, boolean) IS
 'Drops a stream table and its definition; its history stays.
-cascade: also drop the stream tables that read it, and what DROP TABLE … CASCADE drops. Only for the owner of all of them. Locks: as DROP TABLE.';
+cascade: also drop the stream tables that read it, and what DROP TABLE ... CASCADE drops. Only for the owner of all of them. Locks: as DROP TABLE.';
 
 CREATE FUNCTION _sluice.changeable_settings()
 RETURNS jsonb
@@ -242,6 +241,53 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.restore_settings(jsonb) IS 'Puts settings back that differ from the argument';
 
+CREATE FUNCTION _sluice.await_run(_node _sluice.node)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_callers CONSTANT text := current_setting('lock_timeout');
+    v_longest CONSTANT interval := COALESCE(
+        _node.lock_timeout, make_interval(secs => _sluice.setting('lock_timeout')::double precision)
+    );
+BEGIN
+    IF v_callers = '0' OR v_callers::interval > v_longest THEN
+        PERFORM set_config('lock_timeout', ceil(extract(epoch FROM v_longest) * 1000)::text, true);
+    END IF;
+    PERFORM pg_advisory_xact_lock(_sluice.lock_class('node'), _node.pgt_id::integer);
+    PERFORM set_config('lock_timeout', v_callers, true);
+EXCEPTION
+    WHEN lock_not_available THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'lock_not_available',
+            MESSAGE = format('could not refresh stream table "%s" because a run of it is in progress', _sluice.node_name(_node)),
+            DETAIL = 'The wait for it is bounded by lock_timeout: the shortest of the node''s or the setting, and the session''s.',
+            HINT = 'sluice.queue() shows the run.';
+END;
+$$;
+COMMENT ON FUNCTION _sluice.await_run(_sluice.node) IS
+    'Takes the node''s lock until the end of the transaction; waits for a run in progress, at most as long as a run waits for a lock, and then raises 55P03';
+
+CREATE FUNCTION _sluice.refuse_while_draining(_name text)
+RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF _sluice.control_database() IS NOT NULL
+        AND (_sluice.control('is_draining', jsonb_build_object('_db_oid', _sluice.database_oid())))::boolean
+    THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('cannot refresh stream table "%s" while the database drains or is drained', _name),
+            HINT = 'End the drain with sluice.resume(), or pass force => true.';
+    END IF;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.refuse_while_draining(text) IS
+    'Raises 55000 while a drain of the database or of the server is in force';
+
 CREATE FUNCTION _sluice.do_refresh_stream_table(_caller name, _arguments jsonb)
 RETURNS jsonb
 LANGUAGE plpgsql
@@ -249,19 +295,15 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_node CONSTANT _sluice.node := _sluice.find_own_node(_caller, _arguments);
+    v_forced CONSTANT boolean := COALESCE((_arguments ->> 'force')::boolean, false);
     v_settings jsonb;
     v_outcome text;
 BEGIN
-    -- The lock first: a drain that is requested from here on waits for it, and an earlier one is seen.
-    PERFORM pg_advisory_xact_lock(_sluice.lock_class('node'), v_node.pgt_id::integer);
-    IF NOT COALESCE((_arguments ->> 'force')::boolean, false) AND _sluice.control_database() IS NOT NULL
-        AND (_sluice.control('drain_in_force', jsonb_build_object('_db_oid', _sluice.database_oid())))::boolean
-    THEN
-        RAISE EXCEPTION USING
-            ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('cannot refresh stream table "%s" while the database drains or is drained', _arguments ->> 'name'),
-            HINT = 'End the drain with sluice.resume(), or pass force => true.';
-    END IF;
+    -- Before the lock, since a drain waits for it: calls that are refused must not hold the drain up.
+    PERFORM _sluice.refuse_while_draining(_arguments ->> 'name') WHERE NOT v_forced;
+    PERFORM _sluice.await_run(v_node);
+    -- And under it: a drain that is requested from here on waits for us, and an earlier one is seen.
+    PERFORM _sluice.refuse_while_draining(_arguments ->> 'name') WHERE NOT v_forced;
     v_settings := _sluice.changeable_settings();
     SELECT p.outcome INTO v_outcome
     FROM _sluice.perform(gen_random_uuid(), v_node.pgt_id, clock_timestamp(), 1, 'manual', NULL) AS p;
@@ -293,7 +335,7 @@ END;
 $$;
 COMMENT ON FUNCTION sluice.refresh_stream_table(text, boolean) IS
 'Refreshes a stream table now, in the caller''s transaction and with its owner''s rights; returns the outcome.
-force: also while the database drains or is drained, which is an error otherwise. Waits for a run of the same node. Only for its owner. Makes deferred constraints of the transaction immediate.';
+force: also while the database drains or is drained, which is an error otherwise. Waits for a run of the same node in progress, for lock_timeout at the most (the node''s or the setting). Only for its owner. Makes deferred constraints of the transaction immediate.';
 
 CREATE FUNCTION _sluice.do_explain_stream_table(_caller name, _arguments jsonb)
 RETURNS jsonb

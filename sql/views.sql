@@ -26,24 +26,32 @@ SELECT
     t.last_run_at,
     t.last_outcome,
     COALESCE(t.consecutive_errors, 0) AS consecutive_errors,
-    CASE WHEN n.retry_at IS NOT NULL THEN format('backoff until %s', n.retry_at) END AS remedy,
+    NULLIF(concat_ws('; ',
+        CASE WHEN t.work_mem IS NOT NULL THEN format(
+            'work_mem %s and no parallel query for %s more successes',
+            pg_size_pretty(t.work_mem), greatest(1, r.value::integer - t.successes)
+        ) END,
+        CASE WHEN n.retry_at IS NOT NULL THEN format('backoff until %s', n.retry_at) END
+    ), '') AS remedy,
     CASE WHEN n.kind <> 'job' THEN clock_timestamp() - t.last_success_at END AS lag,
     -- No function of ours: a view's functions need the reader's own privileges.
     pg_get_userbyid(COALESCE(n.job_owner::oid, c.relowner)) AS owner,
     n.priority,
-    g.upstream
+    g.upstream,
+    n.max_lag
 FROM _sluice.node AS n
 LEFT JOIN _sluice.graph AS g ON g.pgt_id = n.pgt_id
 LEFT JOIN _sluice.node_state AS t ON t.pgt_id = n.pgt_id
 LEFT JOIN pg_class AS c ON c.oid = n.relid
-LEFT JOIN pg_namespace AS s ON s.oid = c.relnamespace;
+LEFT JOIN pg_namespace AS s ON s.oid = c.relnamespace
+LEFT JOIN _sluice.effective_setting AS r ON r.name = 'recovery_successes';
 COMMENT ON VIEW sluice.nodes IS
-    'What is scheduled in this database. lag: the age of what a stream table or materialized view shows. upstream: the pgt_ids of the nodes that it reads';
+    'What is scheduled in this database. lag: the age of what a stream table or materialized view shows. upstream: the pgt_ids of the nodes that it reads. max_lag: when health_check() calls it late';
 
 CREATE VIEW sluice.history AS
 SELECT
     h.run_id, h.pgt_id, h.name, h.kind, h.mode, h.outcome, h.sqlstate, h.message, h.attempt,
-    h.due_at, h.started_at, h.ended_at, h.rows_changed, h.reason, h.pid, h.detail, h.context
+    h.due_at, h.started_at, h.ended_at, h.rows_changed, h.reason, h.pid, h.remedy, h.detail, h.context
 FROM _sluice.history AS h;
 COMMENT ON VIEW sluice.history IS
     'Every attempt to run a node of this database, for the time of history_retention';

@@ -107,9 +107,13 @@ COMMENT ON FUNCTION _sluice.gate_node(bigint, timestamptz) IS
 
 CREATE FUNCTION _sluice.release_gated()
 RETURNS void
-LANGUAGE sql
+LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM _sluice.node_state AS s WHERE s.gated_since IS NOT NULL) THEN
+        RETURN;
+    END IF;
     WITH released AS (
         UPDATE _sluice.node_state AS s SET gated_since = NULL
         FROM (
@@ -120,7 +124,8 @@ AS $$
     )
     UPDATE _sluice.node AS n SET retry_at = clock_timestamp(), retry_of = r.gated_since
     FROM released AS r
-    WHERE n.pgt_id = r.pgt_id
+    WHERE n.pgt_id = r.pgt_id;
+END;
 $$;
 COMMENT ON FUNCTION _sluice.release_gated() IS
     'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing';
@@ -167,7 +172,7 @@ BEGIN
             MESSAGE = format('watermark of relation %s cannot go back', v_relid::regclass),
             DETAIL = format('It is %s, and %s was given.', v_present, v_watermark);
     END IF;
-    PERFORM pg_notify('sluice_wake', '');
+    PERFORM _sluice.wake();
     RETURN NULL;
 END;
 $$;
@@ -286,7 +291,7 @@ BEGIN
             HINT = 'Schedule them without it first.';
     END IF;
     DELETE FROM _sluice.watermark_group AS g WHERE g.name = v_group.name;
-    PERFORM pg_notify('sluice_wake', '');
+    PERFORM _sluice.wake();
     RETURN NULL;
 END;
 $$;

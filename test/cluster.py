@@ -41,8 +41,15 @@ type_of_setting = str | int | float | bool
 # socket gets that far, and the cluster holds nothing.
 HBA = """\
 local all postgres peer map=sluice
+local replication postgres peer map=sluice
 local all all trust
 """
+
+
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+if "SLUICE_PYTHONPATH" in os.environ:
+    # By tools/line_coverage.py.
+    _ENVIRONMENT["PYTHONPATH"] = os.environ["SLUICE_PYTHONPATH"]
 
 
 class Cluster:
@@ -56,6 +63,7 @@ class Cluster:
         background_workers: bool = False,
         fsync: bool = True,
         locale: str = "C.UTF-8",
+        encoding: str = "UTF8",
         settings: Mapping[str, type_of_setting] | None = None,
         keep: bool = False,
     ) -> None:
@@ -68,12 +76,15 @@ class Cluster:
         self.control_db = control_db
         self.keep = keep
         self.locale = locale
+        self.encoding = encoding
         self.pg_config = pg_config()
         self.bindir = Path(_output(self.pg_config, "--bindir"))
         self.owner = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
         self.directory = Path(tempfile.mkdtemp(prefix="sluice-", dir="/tmp"))
-        self.port = _free_port()
+        # For the name of the socket, and for a test that turns TCP on.
+        self.port = free_port()
         self._initialized = False
+        self._primary: Cluster | None = None
         self._databases_made = 0
         self._settings: dict[str, type_of_setting] = {
             "listen_addresses": "",
@@ -98,6 +109,18 @@ class Cluster:
                 "cron.log_run": True,
             }
         self._settings |= settings or {}
+
+    def standby(self) -> Cluster:
+        """A cluster that will follow this one, until it is promoted. Close it as any other."""
+        standby = Cluster(control_db=self.control_db, keep=self.keep)
+        standby._primary = self
+        # Those that say which cluster it is are its own.
+        own = {"port", "unix_socket_directories", "cron.host"}
+        standby._settings = {
+            name: standby._settings[name] if name in own else value
+            for name, value in self._settings.items()
+        }
+        return standby
 
     def __enter__(self) -> Cluster:
         self.start()
@@ -141,6 +164,21 @@ class Cluster:
     def restart(self, mode: str = "fast") -> None:
         self.stop(mode)
         self.start()
+
+    def crash(self, pid: int) -> None:
+        """Kill a session's backend, which crashes the server; wait until it has recovered."""
+        told = "all server processes terminated; reinitializing"
+        before = self.log_text().count(told)
+        os.kill(pid, signal.SIGKILL)
+        self.wait_for(lambda: self.log_text().count(told) > before, timeout=30)
+
+        def answers() -> bool:
+            try:
+                return bool(self.execute("SELECT true"))
+            except psycopg.OperationalError:
+                return False
+
+        self.wait_for(answers, timeout=30)
 
     def reload(self) -> None:
         self._pg_ctl("reload")
@@ -225,11 +263,54 @@ class Cluster:
             cursor = connection.execute(query, parameters)
             return cursor.fetchall() if cursor.description else []
 
+    def shell(self, script: str, given: str = "", **environment: str) -> str:
+        """Run a script in a shell as the cluster's owner, where psql and pg_ctl find this cluster;
+        give what it wrote to stdout. What goes to stderr, and what a server that it starts writes
+        there, is in the cluster's log. ClusterError if it fails.
+        """
+        # Files and no pipes: a server that is started would keep them open.
+        with tempfile.TemporaryFile("w+") as output, self.log_file.open("a") as log:
+            result = subprocess.run(
+                ["/bin/sh", "-euc", script],
+                cwd=self.directory,
+                env=_ENVIRONMENT
+                | {
+                    "PATH": f"{self.bindir}:{_ENVIRONMENT['PATH']}",
+                    "PGHOST": str(self.directory),
+                    "PGPORT": str(self.port),
+                    "PGUSER": "postgres",
+                    "PGDATA": str(self.data),
+                }
+                | environment,
+                input=given,
+                stdout=output,
+                stderr=log,
+                text=True,
+                **self._identity(),
+            )
+            output.seek(0)
+            written = output.read()
+        if result.returncode:
+            log_end = "\n".join(self.log_text().splitlines()[-20:])
+            raise ClusterError(f"failed:\n{script}{given}\n{written}\n{log_end}")
+        return written
+
     def create_extensions(self) -> None:
         """Create pg_cron and pg_sluice in the control database."""
         if "pg_cron" in str(self._settings["shared_preload_libraries"]):
             self.execute("CREATE EXTENSION pg_cron")
         self.execute("CREATE EXTENSION pg_sluice CASCADE")
+
+    def silence_cron(self) -> None:
+        """Let pg_cron start nothing, so that the only leaders are those that a test makes."""
+        self.execute(
+            "CREATE FUNCTION public.postpone() RETURNS trigger LANGUAGE plpgsql"
+            " AS 'BEGIN NEW.schedule := ''0 0 30 2 *''; RETURN NEW; END'"
+        )
+        self.execute(
+            "CREATE TRIGGER postpone BEFORE INSERT OR UPDATE ON cron.job"
+            " FOR EACH ROW EXECUTE FUNCTION public.postpone()"
+        )
 
     def create_template(self, *statements: str, name: str = TEMPLATE) -> None:
         """Create a database with pg_sluice and whatever `statements` add, for `database` to copy.
@@ -254,11 +335,17 @@ class Cluster:
                 self.execute(f"DROP DATABASE IF EXISTS {database.name} WITH (FORCE)")
 
     def wait_for(
-        self, what: str | Callable[[], Any], *, timeout: float = 10.0, dbname: str | None = None
+        self,
+        what: str | Callable[[], Any],
+        *,
+        timeout: float = 10.0,
+        interval: float = 0.02,
+        dbname: str | None = None,
     ) -> Any:
         """Poll until `what` is true and return its value; TimeoutError after `timeout` seconds.
 
-        `what` is a function, or a query whose first column in the first row counts.
+        `what` is a function, or a query whose first column in the first row counts. `interval` is
+        for a look that costs much.
         """
         deadline = time.monotonic() + timeout
         with self._condition(what, dbname) as condition:
@@ -269,7 +356,7 @@ class Cluster:
                         f"not true within {timeout} s: {what}\n"
                         f"last value: {value!r}\n\nserver log:\n{log}"
                     )
-                time.sleep(0.02)
+                time.sleep(interval)
         return value
 
     # Details
@@ -293,11 +380,31 @@ class Cluster:
         if os.geteuid() == 0:
             shutil.chown(self.directory, self.owner, self.owner)
         self.directory.chmod(0o755)
+        if self._primary is not None:
+            self._copy(self._primary)
+        else:
+            self._make()
+        self._initialized = True
+
+    def _copy(self, primary: Cluster) -> None:
+        self._run(
+            "pg_basebackup",
+            "--host", str(primary.directory),
+            "--port", str(primary.port),
+            "--username", "postgres",
+            "--pgdata", str(self.data),
+            "--checkpoint", "fast",
+            "--write-recovery-conf",
+            "--no-sync",
+        )  # fmt: skip
+        self.configure({})
+
+    def _make(self) -> None:
         self._run(
             "initdb",
             "--pgdata", str(self.data),
             "--username", "postgres",
-            "--encoding", "UTF8",
+            "--encoding", self.encoding,
             "--locale", self.locale,
             "--no-sync",
         )  # fmt: skip
@@ -318,7 +425,6 @@ class Cluster:
                 "postgres",
                 given='CREATE DATABASE "{}"\n'.format(self.control_db.replace('"', '""')),
             )  # fmt: skip
-        self._initialized = True
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text)
@@ -332,23 +438,26 @@ class Cluster:
         """Run one of the server's programs as the cluster's owner, without our own PG*, PYTHON* and
         other variables: a server's PL/Python must see what is installed and nothing else.
         """
-        identity: dict[str, Any] = {}
-        if os.geteuid() == 0:
-            owner = pwd.getpwnam(self.owner)
-            identity = {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
         result = subprocess.run(
             [str(self.bindir / program), *arguments],
             cwd=self.directory,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            env=_ENVIRONMENT,
             input=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            **identity,
+            **self._identity(),
         )
         if result.returncode:
             log = "\n".join(self.log_text().splitlines()[-20:])
             raise ClusterError(f"{program} {' '.join(arguments)} failed:\n{result.stdout}\n{log}")
+
+    def _identity(self) -> dict[str, Any]:
+        """Who runs programs: the cluster's owner."""
+        if os.geteuid() != 0:
+            return {}
+        owner = pwd.getpwnam(self.owner)
+        return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
 
 
 class Database:
@@ -370,13 +479,14 @@ class Database:
         return self.cluster.wait_for(what, timeout=timeout, dbname=self.name)
 
 
-class Leader:
-    """A session that has called sluice.run() in the control database, from a thread."""
+class Procedure:
+    """A session that has called a procedure in the control database, from a thread."""
 
     def __init__(
-        self, cluster: Cluster, run_for: str = "1 hour", *, dbname: str | None = None
+        self, cluster: Cluster, name: str, run_for: str = "1 hour", *, dbname: str | None = None
     ) -> None:
         self._cluster = cluster
+        self._name = name
         self._connection = cluster.connect(dbname)
         self.pid = self._connection.info.backend_pid
         self.error: psycopg.Error | None = None
@@ -387,16 +497,9 @@ class Leader:
     def _run(self, run_for: str) -> None:
         try:
             with self._connection as connection:
-                connection.execute(f"CALL sluice.run({_conf_literal(run_for)})")
+                connection.execute(f"CALL sluice.{self._name}({_conf_literal(run_for)})")
         except psycopg.Error as error:
             self.error = error
-
-    @property
-    def leads(self) -> bool:
-        """Whether it holds the lease."""
-        return self._cluster.execute(
-            "SELECT pid = %s AND expires_at > clock_timestamp() FROM _sluice.lease", [self.pid]
-        ) == [(True,)]
 
     @property
     def alive(self) -> bool:
@@ -407,7 +510,7 @@ class Leader:
         self._thread.join(timeout)
         if self._thread.is_alive():
             log = "\n".join(self._cluster.log_text().splitlines()[-20:])
-            raise TimeoutError(f"the leader still runs after {timeout} s\n\nserver log:\n{log}")
+            raise TimeoutError(f"{self._name}() still runs after {timeout} s\n\nserver log:\n{log}")
         return self.error
 
     def cancel(self) -> None:
@@ -415,6 +518,22 @@ class Leader:
 
     def terminate(self) -> None:
         self._cluster.execute("SELECT pg_terminate_backend(%s)", [self.pid])
+
+
+class Leader(Procedure):
+    """A session that has called sluice.run()."""
+
+    def __init__(
+        self, cluster: Cluster, run_for: str = "1 hour", *, dbname: str | None = None
+    ) -> None:
+        super().__init__(cluster, "run", run_for, dbname=dbname)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it holds the lease."""
+        return self._cluster.execute(
+            "SELECT pid = %s AND expires_at > clock_timestamp() FROM _sluice.lease", [self.pid]
+        ) == [(True,)]
 
 
 class ClusterError(Exception):
@@ -440,8 +559,8 @@ def _runs(pid: int) -> bool:
     return state.strip() != "" and not state.startswith("Z")
 
 
-def _free_port() -> int:
-    """A port for the name of the socket, free also on TCP for a test that turns that on."""
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

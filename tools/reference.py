@@ -32,6 +32,7 @@ SECTIONS = {
     "The scheduler": ["preflight", "start", "stop", "run", "configure"],
     "Drain": ["drain", "is_drained", "drain_status", "resume"],
     "Looking": ["queue", "workers", "databases", "effective_limit", "health_check"],
+    "Metrics": ["metrics", "serve_metrics"],
 }
 VIEWS = ["nodes", "history", "alerts", "watermarks", "settings"]
 
@@ -87,7 +88,9 @@ def _settings(connection: psycopg.Connection[Any]) -> str:
         "| name | default | minimum | maximum | scope | meaning |",
         "|---|---|---|---|---|---|",
     ]
-    lines.extend(f"| `{name}` | {' | '.join(others)} |" for name, *others in rows)
+    lines.extend(
+        f"| `{name}` | {' | '.join(text or '' for text in others)} |" for name, *others in rows
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,7 @@
 
 `write` puts the files named in sql/order.txt, in that order, into extension/pg_sluice--VERSION.sql.
 `verify` changes nothing and fails when that script is stale, when a file in sql/ is not in the
-order, or when the control file, META.json and the package name different versions.
+order or not in ASCII, or when the control file, META.json and the package name different versions.
 """
 
 import ast
@@ -52,6 +52,12 @@ def order_problems() -> list[str]:
         *(
             f"sql/order.txt names {name} twice"
             for name in sorted({n for n in named if named.count(n) > 1})
+        ),
+        # A database can be in any encoding, and takes the script for its own.
+        *(
+            f"sql/{name} is not in ASCII"
+            for name in sorted(present)
+            if not (ORDER.parent / name).read_text().isascii()
         ),
     ]
 

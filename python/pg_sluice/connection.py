@@ -5,12 +5,16 @@ Imported late inside a user's session: psycopg takes 190 ms to import.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .core.errors import SluiceError
+from .core.texts import acceptable, to_json
 
 if TYPE_CHECKING:
     import psycopg
+    from psycopg.abc import Buffer
 
 CONNECT_SECONDS = 10
 
@@ -25,7 +29,31 @@ TIMEOUTS = {
 """What a role or database may set that would end a session of ours, and since which version."""
 
 
-def parameters(sockets: str, port: str, role: str, database: str, version: int) -> dict[str, Any]:
+class Name(NamedTuple):
+    """Of a database or role. They are shared by databases of all encodings."""
+
+    shown: str
+    """As a text."""
+    raw: bytes
+    """As the server knows it."""
+
+
+def load_driver() -> None:
+    """Imports psycopg while cancel and terminate wait: what is to use it first comes here first.
+
+    To find libpq, ctypes runs ldconfig. The server signals a backend's whole process group, so what
+    ends a statement would end that too, and the import fail.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        import psycopg  # noqa: F401
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def parameters(
+    sockets: str, port: str, role: bytes, database: bytes, version: int
+) -> dict[str, Any]:
     """How the server connects to itself.
 
     Over its first Unix socket directory, or over TCP where it has none. Sessions of ours have no
@@ -40,16 +68,57 @@ def parameters(sockets: str, port: str, role: str, database: str, version: int) 
         "user": role,
         "dbname": database,
         "connect_timeout": CONNECT_SECONDS,
+        # Of a database in SQL_ASCII the driver would make bytes.
+        "client_encoding": "UTF8",
         "options": f"{timeouts} -c search_path=pg_catalog,pg_temp -c client_min_messages=warning"
         " -c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off",
     }
 
 
+def conninfo(given: dict[str, Any]) -> bytes:
+    """A connection string of libpq's, in which names are any bytes."""
+    return b" ".join(
+        b"%s='%s'" % (key.encode(), _escaped(value if isinstance(value, bytes) else str(value)))
+        for key, value in given.items()
+    )
+
+
+def _escaped(value: bytes | str) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return raw.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
+
+
+def send_acceptable(session: psycopg.BaseConnection[Any]) -> None:
+    """From now on has all texts sent, also those in JSON, as the session's database takes them.
+
+    They come from databases and a server that know other characters, and are to be shown. What is
+    to be exact goes as bytes.
+    """
+    from psycopg.types.json import set_json_dumps
+    from psycopg.types.string import StrDumperUnknown
+
+    encoding = session.info.parameter_status("server_encoding") or ""
+
+    class TextDumper(StrDumperUnknown):
+        def dump(self, obj: str) -> Buffer | None:
+            return super().dump(acceptable(obj, encoding))
+
+    session.adapters.register_dumper(str, TextDumper)
+    set_json_dumps(partial(to_json, encoding=encoding), session)
+
+
 def call_statement(function: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The statement that calls a function of `_sluice` with named arguments, and its parameters."""
+    """The statement that calls a function of `_sluice` with named arguments, and its parameters.
+
+    Its commit waits for no flush and no standby. It gives the result, and whether something was
+    written.
+    """
     from psycopg import sql
 
-    statement = sql.SQL("SELECT _sluice.{}({})").format(
+    statement = sql.SQL(
+        "SELECT _sluice.{}({}), pg_current_xact_id_if_assigned() IS NOT NULL"
+        " FROM _sluice.commit_without_flush()"
+    ).format(
         sql.Identifier(function),
         sql.SQL(", ").join(
             sql.SQL("{} => {}").format(sql.Identifier(name), sql.Placeholder(name))
@@ -80,5 +149,7 @@ def as_sluice_error(error: psycopg.Error) -> SluiceError:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error, in one line."""
-    return " ".join(str(error).split())
+    """The message of an error and its detail, in one line; not the statements that it was in."""
+    diag = getattr(error, "diag", None)
+    told = [diag.message_primary, diag.message_detail] if diag else []
+    return " ".join((": ".join(filter(None, told)) or str(error)).split())

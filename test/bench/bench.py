@@ -13,22 +13,34 @@ import time
 from collections.abc import Callable, Iterator
 
 from creation import create_cost
+from deadlines import deadlines
+from endpoint import idle_endpoint, scrape_cost, slow_clients
 from idle import idle_leader, snapshot
 from lateness import lateness_100, lateness_200, many_databases
 from report import progress, publish, type_of_line
 from slots import slot_cost
+from stops import drain_idle, drain_run, stop_reaction
 from throughput import noop_runs
 from tick import tick_flat, upkeep_flat
+from upkeep import upkeep
 
 FIGURES: tuple[Callable[[], Iterator[type_of_line]], ...] = (
     lateness_100,
     lateness_200,
     many_databases,
     slot_cost,
+    drain_idle,
+    drain_run,
+    stop_reaction,
+    deadlines,
     noop_runs,
     tick_flat,
     upkeep_flat,
+    upkeep,
     idle_leader,
+    idle_endpoint,
+    scrape_cost,
+    slow_clients,
     snapshot,
     create_cost,
 )

@@ -54,7 +54,7 @@ def many_databases() -> Iterator[type_of_line]:
             time.sleep(_WARM_UP_SECONDS)
             window = observe(made[0].cluster, _SECONDS)
             time.sleep(_AFTERMATH_SECONDS)
-        fires = list(chain.from_iterable(_fires(member, window) for member in made))
+        fires = list(chain.from_iterable(fires_of(member, window) for member in made))
     ran = [late for late in fires if late is not None]
     yield line(
         "many_databases",
@@ -76,7 +76,7 @@ def _lateness(figure: str, nodes: int, target: str) -> type_of_line:
             time.sleep(_WARM_UP_SECONDS)
             window = observe(member.cluster, _SECONDS)
             time.sleep(_AFTERMATH_SECONDS)
-        fires = _fires(member, window)
+        fires = fires_of(member, window)
         ran = [late for late in fires if late is not None]
         return line(
             figure,
@@ -91,7 +91,7 @@ def _lateness(figure: str, nodes: int, target: str) -> type_of_line:
         )
 
 
-def _fires(member: Member, window: Window) -> list[float | None]:
+def fires_of(member: Member, window: Window) -> list[float | None]:
     """Every fire of the grids in the window: how late it started, in ms, or None."""
     found = member.execute(_FIRES, {"start": window.started_at, "end": window.ended_at})
     return [row[0] for row in found]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,8 +29,14 @@ _QUERIES = (
 """Queries of stream tables over small tables: aggregate, filter, join."""
 
 _LEADER = "bench leader"
+_ENDPOINT = "bench endpoint"
 FEEDER = "bench feeder"
-_SESSIONS = {_LEADER: "leader", FEEDER: FEEDER, "pg_sluice leader": "control"}
+_SESSIONS = {
+    _LEADER: "leader",
+    _ENDPOINT: "endpoint",
+    FEEDER: FEEDER,
+    "pg_sluice leader": "control",
+}
 """What sessions are by their application_name; ours of another name are what their name says."""
 
 
@@ -46,9 +53,9 @@ class Member:
 
 
 @contextmanager
-def members(count: int = 1) -> Iterator[list[Member]]:
-    """Member databases on a fresh cluster whose pg_cron starts no leader of its own."""
-    with Cluster() as cluster:
+def members(count: int = 1, **arguments: Any) -> Iterator[list[Member]]:
+    """Member databases on a fresh `Cluster` whose pg_cron starts nothing of its own."""
+    with Cluster(**arguments) as cluster:
         cluster.create_extensions()
         made = [_member(cluster, f"member{number}") for number in range(1, count + 1)]
         cluster.execute("SELECT cron.unschedule('pg_sluice')")
@@ -129,25 +136,55 @@ def insert_jobs(member: Member, count: int, schedule: str, due: int = 0) -> None
 @contextmanager
 def leader(cluster: Cluster) -> Iterator[int]:
     """A leader on a plain connection, ready once it ticks every member; gives its backend's PID."""
+    ready = "SELECT bool_and(m.state = 'scheduled') FROM _sluice.member AS m"
+    with _calling(cluster, "run", _LEADER, ready) as pid:
+        yield pid
+
+
+@contextmanager
+def endpoint(cluster: Cluster) -> Iterator[int]:
+    """An endpoint on a plain connection, ready once it listens; gives its port."""
+    # The name of a Unix socket has it; on TCP it is free.
+    port = cluster.port
+    cluster.execute(
+        "SELECT sluice.configure('metrics_listen', %s, cluster => true)", [f"127.0.0.1:{port}"]
+    )
+
+    cluster.execute("SELECT cron.unschedule('pg_sluice metrics')")
+
+    def listens() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), 5).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    with _calling(cluster, "serve_metrics", _ENDPOINT, listens):
+        yield port
+
+
+@contextmanager
+def _calling(
+    cluster: Cluster, procedure: str, name: str, ready: str | Callable[[], bool]
+) -> Iterator[int]:
+    """A procedure that runs meanwhile on a connection of that name; gives its backend's PID."""
     ended: list[psycopg.Error | None] = []
 
-    def lead() -> None:
+    def call() -> None:
         try:
-            connection.execute("CALL sluice.run('1 hour')")
+            connection.execute(f"CALL sluice.{procedure}('1 hour')")
             ended.append(None)
         except psycopg.Error as error:
             ended.append(error)
 
-    with cluster.connect(application_name=_LEADER) as connection:
-        thread = threading.Thread(target=lead)
+    with cluster.connect(application_name=name) as connection:
+        thread = threading.Thread(target=call)
         thread.start()
         try:
-            cluster.wait_for(
-                "SELECT bool_and(m.state = 'scheduled') FROM _sluice.member AS m", timeout=20
-            )
+            cluster.wait_for(ready, timeout=20)
             yield connection.info.backend_pid
             if ended:
-                raise RuntimeError(f"the leader ended early: {ended[0]}")
+                raise RuntimeError(f"{procedure}() ended early: {ended[0]}")
         finally:
             connection.cancel()
             thread.join(20)

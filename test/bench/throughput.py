@@ -31,14 +31,14 @@ _SECONDS = 10.0
 _FEED_SECONDS = 0.01
 
 _FEED = """
-SELECT count(*) FROM _sluice.add_runs(%(db_oid)s, (
+SELECT cardinality(a.queued) FROM _sluice.add_runs(%(db_oid)s, (
     SELECT jsonb_agg(jsonb_build_object(
         'pgt_id', n, 'name', 'node ' || n, 'priority', 0, 'upstream', '[]'::jsonb,
         'due_at', clock_timestamp(), 'attempt', 1
     ))
     FROM unnest(%(nodes)s::bigint[]) AS n
     WHERE NOT EXISTS (SELECT FROM _sluice.queue AS q WHERE q.db_oid = %(db_oid)s AND q.pgt_id = n)
-))
+)) AS a
 """
 
 
@@ -81,8 +81,8 @@ def _saturated(
     figure: str, member: Member, nodes: list[int], target: str | None = None
 ) -> type_of_line:
     progress(f"  {figure}")
-    with _fed(member, nodes) as feeder:
-        workers = _wait_for_workers(member)
+    with fed(member, nodes) as feeder:
+        workers = wait_for_workers(member)
         time.sleep(_WARM_UP_SECONDS)
         feeder.fewest_live = len(nodes)
         window = observe(member.cluster, _SECONDS)
@@ -105,7 +105,7 @@ def _saturated(
     )
 
 
-def _wait_for_workers(member: Member) -> int:
+def wait_for_workers(member: Member) -> int:
     """Until all workers are there, for a while; gives how many there are."""
     live = f"SELECT count(*) FROM _sluice.slot WHERE state = 'live' AND db_oid = {member.oid}"
     with contextlib.suppress(TimeoutError):
@@ -122,7 +122,7 @@ class Feeder:
 
 
 @contextmanager
-def _fed(member: Member, nodes: list[int]) -> Iterator[Feeder]:
+def fed(member: Member, nodes: list[int]) -> Iterator[Feeder]:
     """Keeps a run of every node queued or running, from a connection of its own."""
     feeder = Feeder(len(nodes))
     over = threading.Event()

@@ -20,6 +20,7 @@ _TICK = "SELECT due, wait_seconds FROM _sluice.tick(1000, '{}')"
 
 _HISTORY_ROWS = (1_000, 100_000)
 _UPKEEP_CALLS = 5
+_PURGE = "SELECT _sluice.purge_history_age(NULL, 500, 'infinity')"
 
 type_of_medians = dict[int, float]
 """Milliseconds by the number of rows that exist."""
@@ -40,7 +41,7 @@ def upkeep_flat() -> Iterator[type_of_line]:
         by_size = dict(zip(_HISTORY_ROWS, databases, strict=True))
         for rows, member in by_size.items():
             _insert_history(member, rows)
-        taken = _medians(by_size, "SELECT _sluice.upkeep()", _UPKEEP_CALLS)
+        taken = _medians(by_size, _PURGE, _UPKEEP_CALLS)
     yield _flatness("upkeep_flat", taken, "history rows")
 
 

@@ -4,6 +4,7 @@ import select
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -11,26 +12,17 @@ import psycopg
 import pytest
 
 from cluster import Cluster, Database, Leader
+from faults import Fault
 
 type_of_make_leader = Callable[..., Leader]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The suite's cluster: pg_cron and pg_sluice in its control database, and the template.
-
-    Its pg_cron starts nothing, so that the only leaders are those that a test makes.
-    """
+    """The suite's cluster: pg_cron and pg_sluice in its control database, and the template."""
     with Cluster(fsync=False) as cluster:
         cluster.create_extensions()
-        cluster.execute(
-            "CREATE FUNCTION public.deactivate() RETURNS trigger LANGUAGE plpgsql"
-            " AS 'BEGIN NEW.active := false; RETURN NEW; END'"
-        )
-        cluster.execute(
-            "CREATE TRIGGER deactivate BEFORE INSERT OR UPDATE ON cron.job"
-            " FOR EACH ROW EXECUTE FUNCTION public.deactivate()"
-        )
+        cluster.silence_cron()
         cluster.create_template()
         yield cluster
 
@@ -126,6 +118,18 @@ def member(shared_state: None, database: Database) -> Database:
 
 
 @pytest.fixture
+def short_lease(cluster: Cluster, shared_state: None) -> None:
+    """A leader that is gone is replaced after a second."""
+    cluster.execute("SELECT sluice.configure('lease_ttl', '1 s', cluster => true)")
+
+
+@pytest.fixture(params=["4", "0"], ids=["parallel", "serial"])
+def workers(request: pytest.FixtureRequest) -> str:
+    """The value of max_workers in each mode."""
+    return str(request.param)
+
+
+@pytest.fixture
 def lead(cluster: Cluster, shared_state: None) -> Iterator[type_of_make_leader]:
     """Make a leader of the suite's cluster: `lead(run_for="1 hour")` returns once it leads.
 
@@ -153,9 +157,36 @@ def leader(lead: type_of_make_leader, member: Database) -> Leader:
     return lead()
 
 
+@pytest.fixture
+def control(cluster: Cluster, shared_state: None) -> Iterator[Database]:
+    """The control database of the suite's cluster."""
+    database = KeptDatabase(cluster, cluster.control_db)
+    yield database
+    database.let_go()
+
+
+@pytest.fixture
+def fault(control: Database, member: Database) -> Iterator[Callable[[Database, str], Fault]]:
+    """Make faults: `fault(member, "tick")`, or `fault(control, "enqueue")`.
+
+    Those in the control database are lifted with the test; a member's go with their database.
+    """
+    faults: list[Fault] = []
+
+    def make(database: Database, function: str) -> Fault:
+        made = Fault(database, function)
+        if database is control:
+            faults.append(made)
+        return made
+
+    yield make
+    for made in faults:
+        made.lift()
+
+
 @pytest.fixture(scope="session")
 def cron_cluster() -> Iterator[Cluster]:
-    """A cluster whose pg_cron starts the leader, with "app" as its member, since some minutes."""
+    """A cluster whose pg_cron starts the leader, with "app" as its member."""
     with Cluster(fsync=False) as cluster:
         cluster.create_extensions()
         cluster.execute("SELECT cron.schedule('beside', '* * * * *', 'SELECT 1')")
@@ -167,15 +198,44 @@ def cron_cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session", autouse=True)
-def start_early(request: pytest.FixtureRequest) -> None:
-    """pg_cron counts in minutes: let them pass while other tests run."""
-    if any("cron_cluster" in getattr(item, "fixturenames", ()) for item in request.session.items):
-        request.getfixturevalue("cron_cluster")
+@pytest.fixture(scope="session")
+def guide_cluster() -> Iterator[Cluster]:
+    """The server of docs/operations.md with its members, and pg_cron at work."""
+    with Cluster(fsync=False) as cluster:
+        cluster.create_extensions()
+        cluster.execute("SELECT sluice.configure('lease_ttl', '2 s', cluster => true)")
+        statements = {
+            "app": (
+                "CREATE TABLE orders (region text, amount numeric)",
+                "CREATE TABLE log (at timestamptz)",
+                "SELECT sluice.create_stream_table('revenue_by_region',"
+                " 'SELECT region, sum(amount) AS revenue FROM orders GROUP BY region', '1s')",
+                "SELECT sluice.create_stream_table('best_region',"
+                " 'SELECT region FROM revenue_by_region ORDER BY revenue DESC LIMIT 1', '1s')",
+                "SELECT sluice.schedule('purge', '1s', 'DELETE FROM log', lock_timeout => '5 min')",
+            ),
+            "crm": (
+                "SELECT sluice.schedule('each_second', '1s', 'SELECT 1')",
+                "SELECT sluice.schedule('report', 'manual', 'SELECT pg_sleep(3600)',"
+                " refresh_timeout => '2 h')",
+            ),
+        }
+        for name, definitions in statements.items():
+            cluster.execute(f"CREATE DATABASE {name}")
+            with cluster.connect(name) as connection:
+                connection.execute("CREATE EXTENSION pg_sluice CASCADE")
+                for definition in definitions:
+                    connection.execute(definition)
+                connection.execute("SELECT sluice.start()")
+        yield cluster
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: "cron_cluster" in getattr(item, "fixturenames", ()))
+    """Files whose tests may take long come first, so that none of them is left for the end."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        longest[item.path] = max(longest.get(item.path, 0), seconds_of(item))
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def clear(cluster: Cluster) -> None:
@@ -189,11 +249,16 @@ def clear(cluster: Cluster) -> None:
     cluster.execute("UPDATE _sluice.lease SET pid = NULL, backend_start = NULL, expires_at = NULL")
 
 
+def seconds_of(item: pytest.Item) -> float:
+    """How long each phase of a test may take."""
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker else 60.0
+
+
 @contextmanager
 def time_limit(item: pytest.Item, phase: str) -> Iterator[None]:
     """Fail a phase that takes too long, from a signal, so that fixtures still clean up."""
-    marker = item.get_closest_marker("timeout")
-    seconds = marker.args[0] if marker else 60
+    seconds = seconds_of(item)
 
     def give_up(number: int, frame: FrameType | None) -> None:
         pytest.fail(f"{phase} took longer than {seconds} s")

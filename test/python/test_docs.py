@@ -1,35 +1,25 @@
-"""What the documents show is run here as it stands."""
+"""What the documents show is run here as it stands; docs/operations.md in test_operations.py."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+
+from documents import blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster import Cluster
 
-ROOT = Path(__file__).parent.parent.parent
-
-
-def blocks(document: str) -> list[str]:
-    """The SQL blocks of a document."""
-    text = (ROOT / document).read_text("utf-8")
-    found = re.findall(r"^```sql\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert found, f"{document} shows no SQL"
-    return found
-
 
 def run(connection: psycopg.Connection, document: str) -> list[list[tuple]]:
     """Runs all blocks; gives the rows of each statement that has any."""
     results = []
     for block in blocks(document):
-        cursor = connection.execute(block)
+        cursor = connection.execute(block.text)
         while True:
             if cursor.description:
                 results.append(cursor.fetchall())
@@ -70,16 +60,12 @@ def test_the_lines_that_grant_work(own_cluster: Callable[..., Cluster]) -> None:
     with cluster.connect("postgres", user="monitoring") as connection:
         for relation in ("nodes", "history", "alerts", "settings"):
             connection.execute(f"SELECT * FROM sluice.{relation}")
-        for function in ("queue", "workers", "databases", "effective_limit", "health_check"):
+        for function in (
+            "queue",
+            "workers",
+            "databases",
+            "effective_limit",
+            "health_check",
+            "metrics",
+        ):
             connection.execute(f"SELECT * FROM sluice.{function}()")
-
-
-def test_the_operations_guide_works(own_cluster: Callable[..., Cluster]) -> None:
-    cluster = own_cluster()
-    with cluster.connect("postgres") as connection:
-        connection.execute(
-            "SELECT sluice.create_stream_table('revenue_by_region', 'SELECT 1 AS one')"
-        )
-        connection.execute("SELECT sluice.start()")
-        results = run(connection, "docs/operations.md")
-        assert results.count([("drained",)]) == 2

@@ -176,6 +176,17 @@ def test_procedure_that_commits_runs_at_top_level(shared: Database, leader: Lead
     assert shared.execute("SELECT x FROM t") == [(1,)]
 
 
+def test_failure_at_top_level_leaves_nothing_in_the_servers_log_but_itself(
+    cluster: Cluster, shared: Database, leader: Leader
+) -> None:
+    before = len(cluster.log_text())
+    schedule(shared, "postgres", "SELECT 1/0", transactional=False)
+    assert run(shared)["sqlstate"] == "22012"
+    log = cluster.log_text()[before:]
+    assert "ERROR:  division by zero" in log
+    assert "WARNING" not in log
+
+
 def test_text_of_a_command_is_taken_as_it_is(shared: Database, leader: Leader) -> None:
     shared.execute("CREATE TABLE t (x text)")
     command = "INSERT INTO t VALUES ('100 %s %% {} :a \\ $1 é', E'\\n')".replace(", E'\\n'", "")

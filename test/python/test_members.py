@@ -6,6 +6,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from calls import a_run_in_progress
 from cluster import Cluster, Database, Leader
 
 
@@ -60,6 +61,51 @@ def test_databases_with_equal_ids_share_nothing(
         other.wait_for(f"SELECT count(*) > {rows} FROM log")
 
 
+def test_run_in_progress_concerns_stops_of_its_own_database_only(
+    cluster: Cluster, member: Any, other: Any, leader: Leader
+) -> None:
+    """While a node runs, another database's with the same pgt_id is paused and drained at once."""
+    here = "WHERE database = current_database() AND name = 'job'"
+
+    def run(database: Database, name: str) -> None:
+        run_id = database.execute("SELECT sluice.run_now(%s)", [name])[0][0]
+        database.wait_for(f"SELECT count(*) = 0 FROM sluice.queue() WHERE run_id = '{run_id}'")
+
+    member.execute("SELECT sluice.schedule('job', 'manual', 'SELECT 1')")
+
+    with a_run_in_progress(other, "job") as theirs:
+        ids = [d.execute("SELECT pgt_id FROM sluice.nodes")[0][0] for d in (member, other)]
+        assert ids[0] == ids[1]
+        assert member.execute("SELECT sluice.pause('{job}', '2 s')") == [("paused",)]
+        assert member.execute("SELECT sluice.drain('2 s')") == [("drained",)]
+        member.execute("SELECT sluice.resume()")
+        theirs.open()
+        other.wait_for(f"SELECT count(*) = 0 FROM sluice.queue() {here}")
+        # The pause here holds nothing back there.
+        theirs.enter()
+        assert member.execute("SELECT sluice.unpause('{job}')") == [(1,)]
+        assert other.execute("SELECT sluice.pause('{job}', wait => false)") == [("pausing",)]
+        assert cluster.execute("SELECT db_oid::bigint, pgt_id FROM _sluice.pause") == [
+            (oid(cluster, other.name), ids[1])
+        ]
+        run(member, "job")
+        assert other.execute(f"SELECT state FROM sluice.queue() {here}") == [("running",)]
+        theirs.open()
+        other.wait_for(f"SELECT count(*) = 0 FROM sluice.queue() {here}")
+    # Nor does the pause there hold back anything but its node.
+    other.execute("SELECT sluice.run_now('job')")
+    other.execute("SELECT sluice.schedule('beside', 'manual', 'SELECT 1')")
+    run(member, "job")
+    run(other, "beside")
+    assert other.execute(f"SELECT state FROM sluice.queue() {here}") == [("queued",)]
+    assert other.execute("SELECT sluice.unpause('{job}')") == [(1,)]
+    ran(other, 4)
+    for database, runs in ((member, 2), (other, 4)):
+        assert database.execute(
+            "SELECT outcome, count(*) FROM sluice.history GROUP BY outcome"
+        ) == [("succeeded", runs)]
+
+
 def test_errors_and_health_of_a_database_are_its_own(
     member: Any, other: Any, lead: Callable[..., Leader]
 ) -> None:
@@ -92,6 +138,15 @@ def test_start_and_stop_are_idempotent(cluster: Cluster, database: Database) -> 
         database.execute("SELECT sluice.stop()")
         assert cluster.execute("SELECT count(*) FROM sluice.databases()") == [(0,)]
         assert cluster.execute("SELECT count(*) FROM cron.job") == [(0,)]
+
+
+def test_start_brings_the_pg_cron_entry_up_to_date(cluster: Cluster, member: Any) -> None:
+    """It keeps the host, port and database that it was made with; a standby can have others."""
+    cluster.execute("UPDATE cron.job SET nodename = 'elsewhere', nodeport = 1, database = 'former'")
+    member.execute("SELECT sluice.start()")
+    assert cluster.execute("SELECT nodename, nodeport, database FROM cron.job") == [
+        (str(cluster.directory), cluster.port, cluster.control_db)
+    ]
 
 
 def test_start_while_the_leader_runs(cluster: Cluster, member: Any, leader: Leader) -> None:
@@ -153,6 +208,31 @@ def test_run_in_progress_ends_as_usual_after_stop(
     member.execute("SELECT sluice.start()")
     member.execute("SELECT sluice.run_now('job')")
     ran(member, 2)
+
+
+def test_database_that_leaves_while_it_waits_for_a_worker(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
+) -> None:
+    """1. The leader waits for a slot for it. 2. It leaves. 3. The leader notices, before it has the
+    slot: what a lock kept from being reserved is tried again. 4. No slot, no harm."""
+    cluster.execute("SELECT sluice.configure('scheduler_interval', '100 ms', cluster => true)")
+    lead()
+    left = oid(cluster, other.name)
+    for database in (member, other):
+        database.execute("SELECT sluice.schedule('job', 'manual', 'SELECT 1')")
+    cluster.wait_for("SELECT count(*) = 2 FROM _sluice.member WHERE state = 'scheduled'")
+    with cluster.connect(autocommit=False) as holder:
+        holder.execute("SELECT FROM _sluice.lease FOR NO KEY UPDATE")
+        other.execute("SELECT sluice.run_now('job')")
+        cluster.wait_for(
+            "SELECT true FROM pg_stat_activity AS a WHERE a.wait_event_type = 'Lock'"
+            " AND a.application_name = 'pg_sluice leader' AND a.query ~ 'reserve_slot'"
+        )
+        other.execute("SELECT sluice.stop()")
+        cluster.wait_for(lambda: sessions(other) == 0)
+    member.execute("SELECT sluice.run_now('job')")
+    ran(member)
+    assert cluster.execute("SELECT count(*) FROM _sluice.slot WHERE db_oid = %s", [left]) == [(0,)]
 
 
 def test_copy_of_a_member_is_no_member(
@@ -452,3 +532,40 @@ def test_extension_dropped_in_a_member(
         f"SELECT count(*) = 0 FROM _sluice.queue WHERE db_oid = {oid(cluster, other.name)}"
         " AND state = 'running'"
     )
+
+
+@pytest.mark.parametrize("max_workers", ["4", "0"])
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_member_in_another_encoding(
+    cluster: Cluster, member: Any, lead: Callable[..., Leader], encoding: str, max_workers: str
+) -> None:
+    """The driver would make bytes of what a database in SQL_ASCII has to say."""
+    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    name = f"in_{encoding.lower()}"
+    cluster.execute(
+        f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+        " TEMPLATE template0"
+    )
+    try:
+        other = Database(cluster, name)
+        other.execute("CREATE EXTENSION pg_sluice CASCADE")
+        for job, command in (("good", "SELECT 1"), ("bad", "SELECT 1/0")):
+            for database in (member, other):
+                database.execute("SELECT sluice.schedule(%s, '1s', %s)", [job, command])
+        with other.connect(client_encoding="UTF8") as connection:
+            connection.execute(
+                "SELECT sluice.schedule('naïve', '1s', 'DO $$ BEGIN RAISE ''é''; END $$')"
+            )
+        other.execute("SELECT sluice.start()")
+        leader = lead()
+        for database in (member, other):
+            database.wait_for(
+                "SELECT count(DISTINCT (name, outcome)) = 2 FROM sluice.history"
+                " WHERE (name, outcome) IN (('good', 'succeeded'), ('bad', 'permanent_error'))"
+            )
+        with other.connect(client_encoding="UTF8") as connection:
+            failed = "SELECT message FROM sluice.history WHERE name = 'naïve' LIMIT 1"
+            cluster.wait_for(lambda: connection.execute(failed).fetchone() == ("é",))
+        assert leader.alive
+    finally:
+        cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from cluster import Cluster, Database, Leader
+from runs import configure, ended, idle, node, run_now, schedule
 
 
 @pytest.fixture
@@ -22,8 +23,7 @@ def failing(
         "max_consecutive_errors": "5",
         "lease_ttl": "1 s",
     }
-    for name, value in (defaults | getattr(request, "param", {})).items():
-        member.execute("SELECT sluice.configure(%s, %s, cluster => true)", [name, value])
+    configure(member, **(defaults | getattr(request, "param", {})))
     lead()
     return member
 
@@ -33,41 +33,12 @@ def settings(**given: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("failing", [given], indirect=True, ids=["settings"])
 
 
-def schedule(database: Database, command: str, name: str = "job", **options: Any) -> None:
-    given = "".join(f", {option} => %s" for option in options)
-    database.execute(
-        f"SELECT sluice.schedule(%s, 'manual', %s{given})", [name, command, *options.values()]
-    )
-
-
-def run_now(database: Database, name: str = "job") -> Any:
-    return database.execute("SELECT sluice.run_now(%s)", [name])[0][0]
-
-
-def ended(database: Database, run_id: Any) -> dict[str, Any]:
-    """The history row of a run, once there is one."""
-    return database.wait_for(
-        f"SELECT to_jsonb(h) FROM sluice.history AS h WHERE run_id = '{run_id}'"
-    )
-
-
-def node(database: Database, name: str = "job") -> dict[str, Any]:
-    return database.execute(
-        "SELECT to_jsonb(n) FROM sluice.nodes AS n WHERE name IN (%s, 'public.' || %s)",
-        [name, name],
-    )[0][0]
-
-
 def retry(database: Database) -> Any:
     """Seconds from the last failure to its retry, or None."""
     return database.execute(
         "SELECT extract(epoch FROM n.retry_at - h.ended_at)::float FROM _sluice.node AS n"
         " JOIN _sluice.history AS h USING (pgt_id) ORDER BY h.started_at DESC LIMIT 1"
     )[0][0]
-
-
-def idle(cluster: Cluster) -> None:
-    cluster.wait_for("SELECT count(*) = 0 FROM _sluice.queue")
 
 
 # What an attempt failed of
@@ -98,9 +69,28 @@ def test_deadline_of_a_job_at_top_level(failing: Database) -> None:
     assert (row["outcome"], row["sqlstate"]) == ("deadline_exceeded", "57014")
 
 
-@pytest.mark.parametrize("transactional", [True, False])
-def test_cancel_by_a_person_does_not_count(failing: Database, transactional: bool) -> None:
-    schedule(failing, "SELECT pg_sleep(60)", transactional=transactional)
+def test_deadline_that_a_job_at_top_level_sets_itself(failing: Database) -> None:
+    """A statement_timeout holds for the statements after the transaction that sets it."""
+    schedule(
+        failing,
+        "SET statement_timeout = '300ms'; COMMIT; SELECT pg_sleep(60)",
+        transactional=False,
+    )
+    row = ended(failing, run_now(failing))
+    assert (row["outcome"], row["sqlstate"]) == ("deadline_exceeded", "57014")
+    assert node(failing)["consecutive_errors"] == 1
+    assert retry(failing) is not None
+
+
+@pytest.mark.parametrize(
+    ("transactional", "before"),
+    [(True, ""), (False, ""), (False, "SET statement_timeout = '60s'; COMMIT; ")],
+    ids=["transactional", "top level", "with its own deadline"],
+)
+def test_cancel_by_a_person_does_not_count(
+    failing: Database, transactional: bool, before: str
+) -> None:
+    schedule(failing, f"{before}SELECT pg_sleep(60)", transactional=transactional)
     run_id = run_now(failing)
     failing.wait_for(
         "SELECT count(pg_cancel_backend(pid)) = 1 FROM pg_stat_activity"
@@ -391,7 +381,8 @@ def test_failing_tick_is_retried_and_then_told(failing: Database) -> None:
     source = failing.execute("SELECT pg_get_functiondef('_sluice.tick'::regproc)")[0][0]
     failing.execute(
         "CREATE OR REPLACE FUNCTION _sluice.tick(_limit integer, _busy bigint[])"
-        " RETURNS TABLE (due jsonb, wait_seconds double precision) LANGUAGE plpgsql AS"
+        " RETURNS TABLE (due jsonb, wait_seconds double precision, has_alerts boolean)"
+        " LANGUAGE plpgsql AS"
         " $$BEGIN RAISE 'tick is broken' USING ERRCODE = '40001'; END$$"
     )
     failing.wait_for(

@@ -3,6 +3,8 @@
 import itertools
 import re
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +27,7 @@ def now(cluster: Cluster) -> Any:
     return cluster.execute("SELECT clock_timestamp()")[0][0]
 
 
-# With pg_cron at work. These run last, in this order.
+# With pg_cron at work. These depend on each other, in this order.
 
 
 @pytest.mark.timeout(90)
@@ -78,12 +80,36 @@ def test_pg_cron_brings_another_leader_after_a_kill(cron_cluster: Cluster) -> No
 
 
 @pytest.mark.timeout(100)
-def test_stop_takes_the_entry_along(cron_cluster: Cluster) -> None:
+def test_pg_cron_serves_the_metrics(cron_cluster: Cluster) -> None:
+    """In a session of its own, beside the leader."""
+    address = f"127.0.0.1:{cron_cluster.port}"
+    cron_cluster.execute(
+        "SELECT sluice.configure('metrics_listen', %s, cluster => true)", [address]
+    )
+
+    def healthy() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{address}/healthz", timeout=10) as response:
+                return bool(response.status == 200)
+        except urllib.error.URLError:
+            return False
+
+    cron_cluster.wait_for(healthy, timeout=80)
+    cron_cluster.wait_for(
+        "SELECT array_agg(d.command ORDER BY d.command) ="
+        " '{CALL sluice.run(),CALL sluice.serve_metrics()}'"
+        " FROM cron.job_run_details AS d WHERE d.status = 'running' AND d.command <> 'SELECT 1'"
+    )
+
+
+@pytest.mark.timeout(100)
+def test_stop_takes_the_entries_along(cron_cluster: Cluster) -> None:
     cron_cluster.execute("SELECT sluice.stop()", dbname="app")
     assert cron_cluster.execute("SELECT command FROM cron.job") == [("SELECT 1",)]
     cron_cluster.wait_for("SELECT pid IS NULL FROM _sluice.lease", timeout=5)
     cron_cluster.wait_for(
-        "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name LIKE 'pg_sluice%'"
+        "SELECT count(*) = 0 FROM pg_stat_activity"
+        " WHERE application_name LIKE 'pg_sluice%' OR query LIKE 'CALL sluice.%'"
     )
 
 
@@ -183,6 +209,33 @@ def test_start_with_a_timeout(
         assert cluster.execute("SELECT count(*) FROM sluice.databases()") == [(0,)]
     finally:
         cluster.execute(f"ALTER {target} RESET {name}")
+
+
+@pytest.mark.parametrize("change", ["SET active = false", "SET command = 'SELECT 1'"])
+def test_entry_that_somebody_changed(own_cluster: Callable[..., Cluster], change: str) -> None:
+    """It is found, and start() sets it right instead of refusing."""
+    cluster = own_cluster(fsync=False)
+    cluster.execute(
+        "SELECT sluice.configure('metrics_listen', %s, cluster => true)",
+        [f"127.0.0.1:{cluster.port}"],
+    )
+    entries = "SELECT jobname, command, active FROM cron.job ORDER BY jobname"
+    asks = (
+        """SELECT "check", hint FROM sluice.health_check() WHERE "check" IN ('leader', 'metrics')"""
+    )
+    with cluster.database() as database:
+        assert failed_checks(database) == []
+        database.execute("SELECT sluice.start()")
+        assert failed_checks(database) == []
+        right = cluster.execute(entries)
+        assert [active for _, _, active in right] == [True, True]
+        cluster.execute(f"UPDATE cron.job {change}")
+        assert failed_checks(database) == ["entry in pg_cron"]
+        state = "inactive" if "active" in change else "missing"
+        assert all(f"is {state}; sluice.start()" in hint for _, hint in database.execute(asks))
+        database.execute("SELECT sluice.start()")
+        assert cluster.execute(entries) == right
+        assert failed_checks(database) == []
 
 
 # A server that speaks another language

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
+from calls import Call
 from cluster import Cluster, Database, Leader
-
-
-def configure(database: Database, **settings: str) -> None:
-    for name, value in settings.items():
-        database.execute("SELECT sluice.configure(%s, %s, cluster => true)", [name, value])
+from runs import configure
 
 
 def schedule(database: Database, count: int, command: str, prefix: str = "job") -> list[str]:
@@ -89,6 +86,27 @@ def test_limit_holds_under_load(cluster: Cluster, member: Database, leader: Lead
     ) == [(3, "max_workers")]
 
 
+def test_two_reservations_at_the_same_time(cluster: Cluster, member: Database) -> None:
+    """1. One takes the only slot, and has not committed. 2. Another one comes: it waits. 3. The
+    first commits: there is none for the second.
+    """
+    configure(member, max_workers="1")
+    with cluster.connect(autocommit=False) as first:
+        (epoch,) = first.execute(
+            "SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 60)"
+        ).fetchone() or (None,)
+        first.commit()
+        reserve = f"SELECT slot FROM _sluice.member, _sluice.reserve_slot({epoch}, db_oid)"
+        assert first.execute(reserve).fetchone() == (1,)
+        second = Call(cluster, reserve)
+        cluster.wait_for(
+            "SELECT true FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            f" AND pid = {second.pid}"
+        )
+        first.commit()
+        assert second.value() is None
+
+
 def test_workers_shows_what_runs(cluster: Cluster, member: Database, leader: Leader) -> None:
     configure(member, max_workers="2")
     (name,) = schedule(member, 1, "SELECT pg_sleep(60)")
@@ -107,7 +125,7 @@ def test_workers_shows_what_runs(cluster: Cluster, member: Database, leader: Lea
 def test_fair_share_between_databases(cluster: Cluster, member: Database, leader: Leader) -> None:
     """One database has all workers; when another has work, it gets its half as runs end."""
     configure(member, max_workers="4")
-    names = schedule(member, 40, "SELECT pg_sleep(0.2)")
+    names = schedule(member, 40, "SELECT pg_sleep(0.6)")
     with cluster.database() as other:
         other.execute("SELECT sluice.start()")
         others = schedule(other, 10, "SELECT pg_sleep(0.2)")
@@ -116,13 +134,12 @@ def test_fair_share_between_databases(cluster: Cluster, member: Database, leader
         run_now(other, others)
         cluster.wait_for(
             f"SELECT count(*) >= 2 FROM _sluice.queue AS q WHERE q.state = 'running'"
-            f" AND q.db_oid = (SELECT oid FROM pg_database WHERE datname = '{other.name}')",
-            timeout=3,
+            f" AND q.db_oid = (SELECT oid FROM pg_database WHERE datname = '{other.name}')"
         )
         ended(other, 10)
         # Others ended before the first database's long line did.
         assert member.execute("SELECT count(*) < 40 FROM sluice.history") == [(True,)]
-        ended(member, 40)
+        member.wait_for("SELECT count(*) = 40 FROM sluice.history", timeout=30)
         empty(cluster)
         other.execute("SELECT sluice.stop()")
 
@@ -334,7 +351,7 @@ def test_all_workers_killed_at_once(cluster: Cluster, member: Database, leader: 
 
 
 def test_scheduler_killed(cluster: Cluster, member: Database, leader: Leader) -> None:
-    """Its database is scheduled again after a delay, and others never notice."""
+    """It is made again at once, which is no failure, and others never notice."""
     with cluster.database() as other:
         other.execute("SELECT sluice.start()")
         for database in (member, other):
@@ -346,15 +363,11 @@ def test_scheduler_killed(cluster: Cluster, member: Database, leader: Leader) ->
             [member.name],
         )
         at = member.execute("SELECT clock_timestamp()")[0][0]
-        member.wait_for(
-            "SELECT state = 'failed' AND error IS NOT NULL FROM sluice.databases()"
-            " WHERE database = current_database()"
-        )
-        member.wait_for(f"SELECT count(*) > 0 FROM sluice.history WHERE started_at > '{at}'")
-        member.wait_for(
-            "SELECT state = 'scheduled' AND error IS NULL FROM sluice.databases()"
-            " WHERE database = current_database()"
-        )
+        member.wait_for(f"SELECT count(*) > 1 FROM sluice.history WHERE started_at > '{at}'")
+        assert member.execute(
+            "SELECT state, error FROM sluice.databases() WHERE database = current_database()"
+        ) == [("scheduled", None)]
+        assert cluster.execute("SELECT count(*) FROM sluice.alerts") == [(0,)]
         late = other.execute(
             "SELECT max(started_at - due_at) < interval '1 s' FROM sluice.history"
             " WHERE started_at > %s",

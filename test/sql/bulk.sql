@@ -12,7 +12,7 @@ $$;
 CREATE TEMP TABLE made AS SELECT * FROM sluice.bulk_create('[
     {"name": "one", "query": "SELECT id FROM src"},
     {"name": "\"Two\"", "query": "SELECT id FROM one", "schedule": "calculated", "priority": 4, "lock_timeout": "1 s"},
-    {"name": "three", "query": "SELECT id FROM \"Two\"", "schedule": "5m", "refresh_mode": "full", "initialize": false, "refresh_timeout": "2 s"}
+    {"name": "three", "query": "SELECT id FROM \"Two\"", "schedule": "5m", "refresh_mode": "full", "initialize": false, "refresh_timeout": "2 s", "max_lag": "1 h"}
 ]');
 SELECT results_eq(
     'SELECT m.name, m.pgt_id = n.pgt_id FROM made AS m JOIN _sluice.node AS n ON n.relid = to_regclass(m.name)',
@@ -20,11 +20,11 @@ SELECT results_eq(
     'it gives the pgt_ids in the order of the definitions, and a later one may read an earlier one'
 );
 SELECT results_eq(
-    'SELECT n.relid::text, n.schedule, n.refresh_mode, n.priority, n.lock_timeout, n.refresh_timeout, v.status
+    'SELECT n.relid::text, n.schedule, n.refresh_mode, n.priority, n.lock_timeout, n.refresh_timeout, v.max_lag, v.status
         FROM _sluice.node AS n JOIN sluice.nodes AS v USING (pgt_id) ORDER BY pgt_id',
-    $$VALUES ('one', '@every 1m', 'auto', 0, NULL::interval, NULL::interval, 'active'),
-        ('"Two"', 'calculated', 'auto', 4, interval '1 s', NULL, 'active'),
-        ('three', '5m', 'full', 0, NULL, interval '2 s', 'needs_init')$$,
+    $$VALUES ('one', '@every 1m', 'auto', 0, NULL::interval, NULL::interval, NULL::interval, 'active'),
+        ('"Two"', 'calculated', 'auto', 4, interval '1 s', NULL, NULL, 'active'),
+        ('three', '5m', 'full', 0, NULL, interval '2 s', interval '1 h', 'needs_init')$$,
     'keys are the arguments of create_stream_table(), with their defaults'
 );
 SELECT results_eq(
@@ -49,7 +49,7 @@ SELECT is(
 SELECT is(
     pg_temp.bulk_error('[{"name": "a1", "query": "SELECT id FROM src"}, {"name": "a2", "query": "SELECT 1 AS a", "refreshmode": "full"}]'),
     E'22023: unrecognized key "refreshmode" in a definition\n'
-    'HINT: The keys are name, query, schedule, refresh_mode, initialize, priority, lock_timeout, refresh_timeout.',
+    'HINT: The keys are name, query, schedule, refresh_mode, initialize, priority, lock_timeout, refresh_timeout, max_lag.',
     'an unknown key'
 );
 SELECT is(pg_temp.bulk_error('[{"query": "SELECT 1 AS a"}]'), '22004: name must not be null', 'no name');

@@ -1,6 +1,6 @@
 -- Drain: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(43);
+SELECT plan(45);
 
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
@@ -17,11 +17,11 @@ SELECT is(_sluice.check_drain(1), NULL, 'no request, no answer');
 SELECT is_empty('SELECT 1 FROM pg_temp.rows(1)', 'and no row');
 SELECT _sluice.request_drain(1, 'somebody', :pid, :'backend_start') \g /dev/null
 SELECT results_eq('SELECT db_oid::integer, requested_by, stays FROM _sluice.drain', $$VALUES (1, 'somebody', false)$$, 'a request');
-SELECT _sluice.request_drain(1, 'somebody else', NULL, NULL) \g /dev/null
+SELECT _sluice.request_drain(1, 'somebody else', 2147483647, '2024-01-01'), _sluice.keep_drain(1) \g /dev/null
 SELECT results_eq('SELECT requested_by, stays FROM _sluice.drain', $$VALUES ('somebody', true)$$, 'a second one joins it, and this one wants it to stay');
 SELECT is((SELECT requested_by FROM _sluice.drain), 'somebody', 'and changes nothing');
-SELECT ok(_sluice.drain_in_force(1), 'it is in force from then on');
-SELECT ok(NOT _sluice.drain_in_force(2), 'for its database');
+SELECT ok(_sluice.is_draining(1), 'it is in force from then on');
+SELECT ok(NOT _sluice.is_draining(2), 'for its database');
 SELECT is(_sluice.check_drain(1), false, 'while something runs the answer is false');
 SELECT results_eq('SELECT * FROM pg_temp.rows(1)', $$VALUES ('database', 'draining', 1::bigint, 'run of "n5"')$$, 'and its row says what');
 SELECT results_eq('SELECT db_oid FROM _sluice.waiting_databases()', 'VALUES (2::oid)', 'a database that drains gets no worker');
@@ -35,14 +35,14 @@ SELECT results_eq(
     'VALUES (true)',
     'it is on record, and outlives its requester'
 );
-SELECT _sluice.withdraw_drain(1, :pid, :'backend_start'), _sluice.withdraw_abandoned_drains() \g /dev/null
+SELECT _sluice.withdraw_drain(1, :pid, :'backend_start'), _sluice.end_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(1), true, 'no cancellation can take it back');
 SELECT _sluice.end_drain(1), _sluice.end_drain(1) \g /dev/null
 SELECT is(_sluice.check_drain(1), NULL, 'only resume() can, as often as it is called');
 
 -- A manual refresh
 SELECT pg_advisory_lock(_sluice.lock_class('node'), 9) \g /dev/null
-SELECT _sluice.request_drain(d.oid, 'somebody', NULL, NULL) FROM pg_database AS d WHERE d.datname = current_database() \g /dev/null
+SELECT _sluice.request_drain(d.oid, 'somebody', :pid, :'backend_start') FROM pg_database AS d WHERE d.datname = current_database() \g /dev/null
 SELECT results_eq(
     'SELECT r.state, r.waiting_for FROM pg_database AS d, pg_temp.rows(d.oid) AS r WHERE d.datname = current_database()',
     format($$VALUES ('draining', 'manual refresh by process %s')$$, :pid),
@@ -57,34 +57,35 @@ SELECT results_eq(
 DELETE FROM _sluice.drain;
 
 -- The whole server
-SELECT _sluice.request_drain(0, 'somebody', NULL, NULL) \g /dev/null
-SELECT ok(_sluice.drain_in_force(1) AND _sluice.drain_in_force(2), 'a drain of the server holds for every database');
+SELECT _sluice.request_drain(0, 'somebody', :pid, :'backend_start') \g /dev/null
+SELECT ok(_sluice.is_draining(1) AND _sluice.is_draining(2), 'a drain of the server holds for every database');
 SELECT is(_sluice.check_drain(2), NULL, 'and is no drain of a database');
 SELECT is((SELECT scope FROM pg_temp.rows(2)), 'cluster', 'each shows it');
 SELECT _sluice.end_drain(2) \g /dev/null
-SELECT ok(_sluice.drain_in_force(2), 'ending a database''s drain does not end it');
+SELECT ok(_sluice.is_draining(2), 'ending a database''s drain does not end it');
 UPDATE _sluice.queue SET state = 'running', epoch = :epoch, started_at = now();
 SELECT is(_sluice.check_drain(0), false, 'a run in any database keeps it draining');
 SELECT _sluice.end_drain(0) \g /dev/null
-SELECT ok(NOT _sluice.drain_in_force(2), 'ending it does');
+SELECT ok(NOT _sluice.is_draining(2), 'ending it does');
 
 -- Withdrawal
 SELECT _sluice.request_drain(2, 'somebody', :pid, :'backend_start') \g /dev/null
 SELECT _sluice.withdraw_drain(2, :pid, '2024-01-01') \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'another session does not withdraw a request');
-SELECT _sluice.withdraw_abandoned_drains() \g /dev/null
+SELECT _sluice.end_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'nor is it abandoned while its session is there');
 SELECT _sluice.withdraw_drain(2, :pid, :'backend_start') \g /dev/null
 SELECT is(_sluice.check_drain(2), NULL, 'its own can');
 SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01') \g /dev/null
-SELECT _sluice.withdraw_abandoned_drains() \g /dev/null
-SELECT is(_sluice.check_drain(2), NULL, 'a request whose session vanished is withdrawn');
-SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01'), _sluice.keep_drain(2, 2147483647, '2024-01-01'), _sluice.withdraw_abandoned_drains() \g /dev/null
+SELECT is(_sluice.check_drain(2), NULL, 'a request whose session vanished is not in force');
+SELECT is((SELECT count(*) FROM pg_temp.rows(2)), 0::bigint, 'shows nowhere');
+SELECT _sluice.end_abandoned_drains() \g /dev/null
+SELECT is_empty('SELECT * FROM _sluice.drain', 'and is taken away');
+SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01'), _sluice.keep_drain(2), _sluice.end_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'one that was kept at its timeout is not');
-SELECT is_empty('SELECT * FROM _sluice.drain_waiter', 'and nobody waits for it');
 DELETE FROM _sluice.drain;
 SELECT _sluice.request_drain(2, 'first', 2147483647, '2024-01-01'), _sluice.request_drain(2, 'second', :pid, :'backend_start') \g /dev/null
-SELECT _sluice.withdraw_abandoned_drains() \g /dev/null
+SELECT _sluice.end_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'a request stays while one of two waits for it');
 SELECT _sluice.withdraw_drain(2, :pid, :'backend_start') \g /dev/null
 SELECT is(_sluice.check_drain(2), NULL, 'and goes with the last');
@@ -109,7 +110,12 @@ SELECT is(
 );
 SELECT isnt(pg_temp.error_of($$SELECT sluice.refresh_stream_table('t', force => NULL)$$), NULL, 'NULL is no force');
 SELECT is(sluice.refresh_stream_table('t', force => true), 'no_change', 'unless it is forced');
-SELECT is(sluice.drain('0 s'), 'draining', 'which a drain sees, until that transaction ends');
+SELECT is(sluice.drain(wait => false), 'draining', 'which a drain sees, until that transaction ends');
+SELECT is(
+    pg_temp.error_of('SELECT sluice.drain()'),
+    E'55006: cannot wait for the run of "public.t" from within it\nHINT: Pass wait => false. A refresh by hand ends with its transaction.',
+    'and can''t wait for in that transaction'
+);
 SELECT lives_ok('SELECT sluice.resume()', 'resume()');
 SELECT is(sluice.is_drained(), NULL, 'ends it, whatever its state');
 SELECT throws_ok($$SELECT sluice.drain('-1 s')$$, '22023', NULL, 'a negative timeout is an error');

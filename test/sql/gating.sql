@@ -143,7 +143,8 @@ SELECT pg_temp.run(:single, '2024-01-11') \g /dev/null
 SELECT results_eq(
     format('SELECT watermark FROM _sluice.baseline WHERE pgt_id = %s', :single), $$VALUES (timestamptz '2024-03-01 00:05')$$, 'until the next success'
 );
-SELECT _sluice.record_failure(md5('f')::uuid, :single, '2024-01-12', 1, now(), NULL, '{"outcome": "lock_timeout"}', true, 1) \g /dev/null
+SELECT _sluice.record_failure(md5('f')::uuid, :single, '2024-01-12', 1, now(), NULL, '{"outcome": "lock_timeout"}',
+    '{"counts": true, "suspend": false, "retry_seconds": 1, "work_mem": null}') \g /dev/null
 SELECT sluice.advance_watermark('a', '2024-03-01 00:06') \g /dev/null
 SELECT results_eq(
     format('SELECT watermark FROM _sluice.baseline WHERE pgt_id = %s', :single), $$VALUES (timestamptz '2024-03-01 00:05')$$, 'a failure sets none'

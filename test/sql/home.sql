@@ -1,6 +1,6 @@
 -- Whose nodes they are: a member database, and what becomes of a copy that was made from it as a template.
 \ir setup.psql
-SELECT plan(19);
+SELECT plan(20);
 
 CREATE TABLE src (id integer);
 INSERT INTO src VALUES (1);
@@ -11,7 +11,8 @@ SELECT sluice.schedule('by hand', 'manual', 'SELECT 1') AS manual \gset
 SELECT sluice.schedule('odd', '1h', 'SELECT 1') AS odd \gset
 SELECT sluice.advance_watermark('src', '2024-01-01') \g /dev/null
 SELECT outcome FROM _sluice.perform(md5('1')::uuid, :t, '2024-01-01', 1, NULL, NULL) \g /dev/null
-SELECT _sluice.record_failure(md5('2')::uuid, :job, '2024-01-01', 1, '2024-01-01', NULL, '{"outcome": "lock_timeout", "message": "m"}', true, 1) \g /dev/null
+SELECT _sluice.record_failure(md5('2')::uuid, :job, '2024-01-01', 1, '2024-01-01', NULL, '{"outcome": "lock_timeout", "message": "m"}',
+    '{"counts": true, "suspend": false, "retry_seconds": 1, "work_mem": 2097152}') \g /dev/null
 SELECT _sluice.open_alert('suspended', 'critical', :t, 'public.t', 'm') \g /dev/null
 UPDATE _sluice.node SET status = 'suspended' WHERE pgt_id = :t;
 UPDATE _sluice.node_state SET consecutive_errors = 3, gated_since = '2024-01-01' WHERE pgt_id = :t;
@@ -38,6 +39,7 @@ SELECT results_eq('SELECT * FROM _sluice.node ORDER BY pgt_id', 'SELECT * FROM b
 SELECT results_eq('SELECT * FROM _sluice.node_state ORDER BY pgt_id', 'SELECT * FROM state_before ORDER BY pgt_id', 'nothing at all');
 
 -- A copy
+UPDATE _sluice.upkeep SET place = '{}', due_at = 'infinity', deleted = 1, last_at = '2024-01-01', error = 'x';
 UPDATE _sluice.home SET db_oid = 1;
 SELECT _sluice.rehome() \g /dev/null
 SELECT is(pg_temp.home(), :own::oid, 'a copy is at home where it is');
@@ -48,6 +50,10 @@ SELECT results_eq(
 SELECT is_empty(
     $$SELECT name FROM sluice.nodes WHERE consecutive_errors > 0 OR remedy IS NOT NULL OR last_run_at IS NOT NULL OR last_outcome IS NOT NULL$$,
     'its nodes have no errors, retries and outcomes'
+);
+SELECT is_empty(
+    $$SELECT task FROM _sluice.upkeep WHERE place IS NOT NULL OR deleted > 0 OR last_at IS NOT NULL OR error IS NOT NULL OR due_at > clock_timestamp()$$,
+    'upkeep begins anew'
 );
 SELECT is_empty('SELECT pgt_id FROM _sluice.node_state WHERE gated_since IS NOT NULL', 'nor a gate to wait for');
 SELECT is(

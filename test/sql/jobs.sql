@@ -23,13 +23,13 @@ SELECT results_eq(
     'with the search_path of the call, transactional'
 );
 SELECT is(
-    sluice.schedule('nightly', '@every 1h', 'SELECT 2', catch_up => 5, priority => -3, lock_timeout => '1 s', refresh_timeout => '2 s'),
+    sluice.schedule('nightly', '@every 1h', 'SELECT 2', catch_up => 5, priority => -3, lock_timeout => '1 s', refresh_timeout => '2 s', max_lag => '1 d'),
     :nightly::bigint, 'called again it is the same job'
 );
 SELECT results_eq(
-    'SELECT command, schedule, catch_up, priority, lock_timeout, refresh_timeout, next_fire_at BETWEEN clock_timestamp() AND clock_timestamp() + interval ''1 h''
+    'SELECT command, schedule, catch_up, priority, lock_timeout, refresh_timeout, max_lag, next_fire_at BETWEEN clock_timestamp() AND clock_timestamp() + interval ''1 h''
         FROM _sluice.node',
-    $$VALUES ('SELECT 2', '@every 1h', 5, -3, interval '1 s', interval '2 s', true)$$,
+    $$VALUES ('SELECT 2', '@every 1h', 5, -3, interval '1 s', interval '2 s', interval '1 d', true)$$,
     'with everything that is given'
 );
 SELECT is(
@@ -71,7 +71,7 @@ SELECT sluice.configure('max_query_bytes', NULL) \g /dev/null
 SET LOCAL ROLE sluice_test_owner;
 SELECT matches(
     pg_temp.schedule_error($$'j', '5m', 'VACUUM', transactional => false$$),
-    '^55000: the scheduler cannot connect as role "sluice_test_owner"\nDETAIL: A job with transactional => false runs in a session of its owner: .*\n'
+    '^55000: the scheduler could not connect as role "sluice_test_owner"\nDETAIL: A job with transactional => false runs in a session of its owner: .*\n'
     'HINT: Let the server''s operating-system user connect as that role',
     'a job at top level whose owner the scheduler can''t connect as'
 );

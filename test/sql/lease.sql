@@ -1,9 +1,12 @@
 -- The lease of the control database: one leader, under an epoch that fences all that it does.
 \ir setup.psql
-SELECT plan(22);
+SELECT plan(26);
 
 CREATE FUNCTION pg_temp.lapse() RETURNS void LANGUAGE sql AS $$
     UPDATE _sluice.lease SET expires_at = clock_timestamp() - interval '1 ms'
+$$;
+CREATE FUNCTION pg_temp.gate() RETURNS text LANGUAGE sql AS $$
+    SELECT string_agg(l.mode, ' ' ORDER BY l.mode) FROM pg_locks AS l WHERE l.relation = '_sluice_locks.gate'::regclass AND l.granted
 $$;
 UPDATE _sluice.lease SET epoch = 41;
 
@@ -29,6 +32,9 @@ SELECT throws_ok('SELECT * FROM _sluice.release_lease(41)', 'SL001', 'leadership
 SELECT lives_ok('SELECT _sluice.renew_lease(42, 7200)', 'its holder can renew it');
 SELECT ok((SELECT expires_at > clock_timestamp() + interval '3601 s' FROM _sluice.lease), 'from now on');
 SELECT lives_ok('SELECT _sluice.enter_gate(42)', 'a live epoch enters the gate');
+SELECT is(
+    pg_temp.gate(), 'ExclusiveLock RowShareLock', 'and holds it with others, where who takes the lease holds it alone, but for those who read'
+);
 
 SELECT pg_temp.lapse() \g /dev/null
 SELECT is(
@@ -51,6 +57,16 @@ SELECT results_eq(
 SELECT throws_ok('SELECT _sluice.enter_gate(43)', 'SL001', 'leadership lost', 'a released lease lets nobody in');
 SELECT results_eq(
     'SELECT acquired, epoch FROM _sluice.acquire_lease(13, ''2024-01-01'', 3600)', 'VALUES (true, 44::bigint)', 'and is free at once'
+);
+
+-- The clock was wrong, a day ahead, and nobody has renewed the lease since it is right
+SELECT _sluice.renew_lease(44, 10) \g /dev/null
+UPDATE _sluice.lease SET renewed_at = renewed_at + interval '9 s', expires_at = expires_at + interval '9 s';
+SELECT is((SELECT acquired FROM _sluice.acquire_lease(14, '2024-01-01', 10)), false, 'a clock that goes back by less than a lease takes it from nobody');
+UPDATE _sluice.lease SET renewed_at = renewed_at + interval '1 d', expires_at = expires_at + interval '1 d';
+SELECT is(_sluice.leader_lives(), false, 'a lease that was renewed in the future is no sign of life');
+SELECT results_eq(
+    'SELECT acquired, epoch FROM _sluice.acquire_lease(14, ''2024-01-01'', 10)', 'VALUES (true, 45::bigint)', 'and is free'
 );
 
 SELECT throws_ok('INSERT INTO _sluice.lease DEFAULT VALUES', '23505', NULL, 'there is one lease');

@@ -22,12 +22,12 @@ SELECT ok(
 );
 SELECT is((SELECT string_agg(relid::text, ',') FROM _sluice.dependency WHERE pgt_id = :mv), 'src', 'with what it reads');
 SELECT is(
-    sluice.schedule_refresh('mv', 'manual', "concurrently" => false, priority => 3, lock_timeout => '1 s', refresh_timeout => '2 s'),
+    sluice.schedule_refresh('mv', 'manual', "concurrently" => false, priority => 3, lock_timeout => '1 s', refresh_timeout => '2 s', max_lag => '1 d'),
     :mv::bigint, 'called again it is the same node'
 );
 SELECT results_eq(
-    'SELECT schedule, "concurrently", priority, lock_timeout, refresh_timeout, next_fire_at FROM _sluice.node',
-    $$VALUES ('manual', false, 3, interval '1 s', interval '2 s', NULL::timestamptz)$$,
+    'SELECT schedule, "concurrently", priority, lock_timeout, refresh_timeout, max_lag, next_fire_at FROM _sluice.node',
+    $$VALUES ('manual', false, 3, interval '1 s', interval '2 s', interval '1 d', NULL::timestamptz)$$,
     'with new properties'
 );
 SELECT is((SELECT refresh_mode FROM sluice.nodes), 'full', 'which the view shows');

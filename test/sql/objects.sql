@@ -30,15 +30,17 @@ SELECT is(
     concat_ws(E'\n',
         'advance_watermark(source text, watermark timestamp with time zone) void',
         'alter_stream_table(name text, query text DEFAULT NULL::text, schedule text DEFAULT NULL::text, refresh_mode text DEFAULT NULL::text, '
-            'priority integer DEFAULT NULL::integer, lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval) void',
+            'priority integer DEFAULT NULL::integer, lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval, '
+            'max_lag interval DEFAULT NULL::interval) void',
         'bulk_create(definitions jsonb) TABLE(name text, pgt_id bigint)',
         'configure(name text, value text, cluster boolean DEFAULT false) void',
         'create_stream_table(name text, query text, schedule text DEFAULT ''@every 1m''::text, refresh_mode text DEFAULT ''auto''::text, '
             'initialize boolean DEFAULT true, priority integer DEFAULT 0, lock_timeout interval DEFAULT NULL::interval, '
-            'refresh_timeout interval DEFAULT NULL::interval) bigint',
+            'refresh_timeout interval DEFAULT NULL::interval, max_lag interval DEFAULT NULL::interval) bigint',
         'create_watermark_group(name text, sources text[], tolerance interval DEFAULT ''00:00:00''::interval) void',
         'databases() TABLE(db_oid oid, database text, state text, last_tick_at timestamp with time zone, last_tick_ms double precision, '
-            'queued bigint, running bigint, drain text, error text)',
+            'queued bigint, running bigint, drain text, error text, failures integer, oldest_queued_at timestamp with time zone, '
+            'workers bigint, paused bigint, joined_by text, joined_at timestamp with time zone)',
         'drain(timeout interval DEFAULT NULL::interval, cluster boolean DEFAULT false, wait boolean DEFAULT true) text',
         'drain_status() TABLE(scope text, state text, requested_by text, requested_at timestamp with time zone, '
             'drained_at timestamp with time zone, active bigint, waiting_for text)',
@@ -48,6 +50,7 @@ SELECT is(
         'explain_stream_table(name text) TABLE(property text, value text)',
         'health_check() TABLE("check" text, status text, detail text, hint text)',
         'is_drained(cluster boolean DEFAULT false) boolean',
+        'metrics() text',
         'pause(nodes text[], timeout interval DEFAULT NULL::interval, wait boolean DEFAULT true) text',
         'preflight() TABLE("check" text, ok boolean, detail text, hint text)',
         'queue() TABLE(run_id uuid, db_oid oid, database text, pgt_id bigint, name text, state text, priority integer, '
@@ -59,9 +62,10 @@ SELECT is(
         'run_now(name text) uuid',
         'schedule(job_name text, schedule text, command text, transactional boolean DEFAULT true, catch_up integer DEFAULT 1, '
             'priority integer DEFAULT 0, lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval, '
-            'watermark_group text DEFAULT NULL::text) bigint',
+            'watermark_group text DEFAULT NULL::text, max_lag interval DEFAULT NULL::interval) bigint',
         'schedule_refresh(matview text, schedule text, "concurrently" boolean DEFAULT true, priority integer DEFAULT 0, '
-            'lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval) bigint',
+            'lock_timeout interval DEFAULT NULL::interval, refresh_timeout interval DEFAULT NULL::interval, max_lag interval DEFAULT NULL::interval) bigint',
+        'serve_metrics(IN run_for interval DEFAULT ''01:00:00''::interval) procedure',
         'start() void',
         'stop() void',
         'unpause(nodes text[]) integer',
@@ -73,8 +77,8 @@ SELECT is(
 SELECT is(
     pg_temp.list($$has_function_privilege('sluice_test_nobody', p.oid, 'EXECUTE')$$),
     concat_ws(E'\n',
-        '_sluice.check_setting(text,text,boolean)', '_sluice.invoke(text,jsonb)', '_sluice.load_package()',
-        '_sluice.name_nodes(text[],text)', '_sluice.package_directory()', '_sluice.relation_of(text)', '_sluice.session_settings()',
+        '_sluice.check_setting(text,text,boolean)', '_sluice.invoke(text,jsonb,text)', '_sluice.load_package()',
+        '_sluice.name_nodes(text[],text)', '_sluice.relation_of(text)', '_sluice.session_settings()',
         '_sluice.setting(text)', '_sluice.unwrap(jsonb)'
     ),
     'the doors: nothing else is for everybody'
@@ -82,36 +86,38 @@ SELECT is(
 SELECT is(
     pg_temp.list($$p.proconfig IS NULL OR NOT 'search_path=pg_catalog, pg_temp' = ANY (p.proconfig)$$),
     concat_ws(E'\n',
-        '_sluice.lead(double precision,jsonb)', '_sluice.name_nodes(text[],text)', '_sluice.relation_of(text)', '_sluice.session_settings()',
-        'sluice.advance_watermark(text,timestamp with time zone)', 'sluice.alter_stream_table(text,text,text,text,integer,interval,interval)', 'sluice.bulk_create(jsonb)',
-        'sluice.create_stream_table(text,text,text,text,boolean,integer,interval,interval)',
+        '_sluice.lead(double precision,jsonb,text)', '_sluice.name_nodes(text[],text)', '_sluice.relation_of(text)', '_sluice.serve(double precision,jsonb,text)', '_sluice.session_settings()',
+        'sluice.advance_watermark(text,timestamp with time zone)', 'sluice.alter_stream_table(text,text,text,text,integer,interval,interval,interval)', 'sluice.bulk_create(jsonb)',
+        'sluice.create_stream_table(text,text,text,text,boolean,integer,interval,interval,interval)',
         'sluice.create_watermark_group(text,text[],interval)', 'sluice.drop_stream_table(text,boolean)', 'sluice.drop_watermark_group(text)',
         'sluice.explain_stream_table(text)', 'sluice.pause(text[],interval,boolean)', 'sluice.refresh_stream_table(text,boolean)',
         'sluice.reset(text)', 'sluice.run(interval)', 'sluice.run_now(text)',
-        'sluice.schedule(text,text,text,boolean,integer,integer,interval,interval,text)',
-        'sluice.schedule_refresh(text,text,boolean,integer,interval,interval)', 'sluice.unpause(text[])', 'sluice.unschedule(text)'
+        'sluice.schedule(text,text,text,boolean,integer,integer,interval,interval,text,interval)',
+        'sluice.schedule_refresh(text,text,boolean,integer,interval,interval,interval)', 'sluice.serve_metrics(interval)', 'sluice.unpause(text[])', 'sluice.unschedule(text)'
     ),
     'what resolves names for the caller, or commits, has no pinned search_path; all others have that one'
 );
 SELECT is(
     pg_temp.list($$cardinality(p.proconfig) > 1$$),
     concat_ws(
-        E'\n', '_sluice.column_signature(regclass)', '_sluice.invoke(text,jsonb)', '_sluice.node_name(_sluice.node)',
-        '_sluice.refresh_stream_table(_sluice.node,oid)'
+        E'\n', '_sluice.add_runs(oid,jsonb)', '_sluice.advance(jsonb)', '_sluice.column_signature(regclass)', '_sluice.do_pause(name,jsonb)',
+        '_sluice.invoke(text,jsonb,text)', '_sluice.next_run(bigint,uuid,oid,integer)', '_sluice.node_name(_sluice.node)',
+        '_sluice.refresh_matview(regclass,boolean)', '_sluice.refresh_stream_table(_sluice.node,oid)', '_sluice.tick(integer,bigint[])',
+        '_sluice.upkeep()', '_sluice.upkeep_backlog()', 'sluice.drain(interval,boolean,boolean)'
     ),
-    'four pin more: where a query or a name is written down, and where it is read'
+    'thirteen pin more: where a query or a name is written down and read, where the server reads what it wrote itself, where a plan must not depend on how large a table was, and where a wait needs its notices'
 );
 SELECT is(
-    pg_temp.list($$p.prosecdef AND p.proconfig IS DISTINCT FROM ARRAY['search_path=pg_catalog, pg_temp']$$), NULL,
-    'and every SECURITY DEFINER function is among those'
+    pg_temp.list($$p.prosecdef AND p.proconfig[1] IS DISTINCT FROM 'search_path=pg_catalog, pg_temp'$$), NULL,
+    'and every SECURITY DEFINER function is among those that do'
 );
 SELECT is(
     pg_temp.list('p.prosecdef'),
     concat_ws(E'\n',
         '_sluice.check_setting(text,text,boolean)', '_sluice.control_database()', '_sluice.forget_dropped_relations()',
-        '_sluice.handle_request()', '_sluice.package_directory()', '_sluice.setting(text)',
+        '_sluice.handle_request()', '_sluice.load_package()', '_sluice.setting(text)',
         'sluice.configure(text,text,boolean)', 'sluice.databases()', 'sluice.drain(interval,boolean,boolean)', 'sluice.drain_status()',
-        'sluice.effective_limit()', 'sluice.health_check()', 'sluice.is_drained(boolean)', 'sluice.preflight()', 'sluice.queue()',
+        'sluice.effective_limit()', 'sluice.health_check()', 'sluice.is_drained(boolean)', 'sluice.metrics()', 'sluice.preflight()', 'sluice.queue()',
         'sluice.resume(boolean)', 'sluice.start()', 'sluice.stop()', 'sluice.workers()'
     ),
     'the SECURITY DEFINER functions'
@@ -122,7 +128,8 @@ SELECT is(
 SELECT is(
     pg_temp.list($$p.pronamespace = '_sluice'::regnamespace AND p.prolang = (SELECT oid FROM pg_language WHERE lanname = 'plpython3u')$$),
     concat_ws(E'\n',
-        '_sluice.invoke(text,jsonb)', '_sluice.invoke_privileged(text,jsonb)', '_sluice.lead(double precision,jsonb)', '_sluice.load_package()'
+        '_sluice.add_package(text)', '_sluice.invoke(text,jsonb,text)', '_sluice.invoke_privileged(text,jsonb,text)', '_sluice.lead(double precision,jsonb,text)',
+        '_sluice.serve(double precision,jsonb,text)'
     ),
     'the doors to Python'
 );
@@ -161,19 +168,19 @@ SELECT matches(pg_temp.columns('sluice.watermarks'), '^source watermark advanced
 
 -- All of it
 SELECT is(
-    (SELECT string_agg(format('%s %s', n.nspname, has_schema_privilege('sluice_test_nobody', n.oid, 'USAGE') AND NOT
+    (SELECT string_agg(format('%s %s %s', n.nspname, has_schema_privilege('sluice_test_nobody', n.oid, 'USAGE'),
             has_schema_privilege('sluice_test_nobody', n.oid, 'CREATE')), ', ' ORDER BY n.nspname)
-        FROM pg_namespace AS n WHERE n.nspname IN ('sluice', '_sluice', 'sluice_changes')),
-    '_sluice t, sluice t', 'everybody may use the schemas, nobody create in them'
+        FROM pg_namespace AS n WHERE n.nspname ~ 'sluice'),
+    '_sluice t f, _sluice_locks f f, sluice t f', 'everybody may use the schemas but the one of locks, nobody create in them'
 );
 SELECT is(
     (SELECT string_agg(n.nspname, ' ') FROM pg_namespace AS n
-        WHERE n.nspname IN ('sluice', '_sluice') AND obj_description(n.oid, 'pg_namespace') IS NULL),
+        WHERE n.nspname ~ 'sluice' AND obj_description(n.oid, 'pg_namespace') IS NULL),
     NULL, 'the schemas have comments'
 );
 SELECT is_empty(
     $$SELECT c.oid::regclass::text FROM pg_class AS c
-      WHERE c.relnamespace IN ('sluice'::regnamespace, '_sluice'::regnamespace) AND c.relkind IN ('r', 'v', 'm')
+      WHERE c.relnamespace IN ('sluice'::regnamespace, '_sluice'::regnamespace, '_sluice_locks'::regnamespace) AND c.relkind IN ('r', 'v', 'm')
         AND NOT EXISTS (SELECT FROM pg_depend AS d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e')
       UNION ALL
       SELECT p.oid::regprocedure::text FROM pg_proc AS p

@@ -1,18 +1,21 @@
 -- Pause: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(36);
+SELECT plan(44);
 
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
 SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid() \gset
 CREATE FUNCTION pg_temp.nodes(VARIADIC _pgt_ids bigint[]) RETURNS jsonb LANGUAGE sql AS $$
     SELECT jsonb_agg(jsonb_build_object('pgt_id', n, 'name', 'n' || n)) FROM unnest(_pgt_ids) AS n
 $$;
+CREATE FUNCTION pg_temp.pause(_db_oid oid, _nodes jsonb, _requested_by text) RETURNS void LANGUAGE sql AS $$
+    SELECT _sluice.request_pause(_db_oid, _nodes, _requested_by, a.pid, a.backend_start) FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid()
+$$;
 
 -- All or none, up to a capacity
-SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(1, 2), 'somebody', NULL, NULL)$$), NULL, 'nodes are paused');
-SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(2, 3), 'other', NULL, NULL)$$), NULL, 'also together with one that is');
-SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(2, 3), 'other', NULL, NULL)$$), NULL, 'and all again');
-SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(2, pg_temp.nodes(2), 'other', NULL, NULL)$$), NULL, 'a node of another database is another node');
+SELECT is(pg_temp.error_of($$SELECT pg_temp.pause(1, pg_temp.nodes(1, 2), 'somebody')$$), NULL, 'nodes are paused');
+SELECT is(pg_temp.error_of($$SELECT pg_temp.pause(1, pg_temp.nodes(2, 3), 'other')$$), NULL, 'also together with one that is');
+SELECT is(pg_temp.error_of($$SELECT pg_temp.pause(1, pg_temp.nodes(2, 3), 'other')$$), NULL, 'and all again');
+SELECT is(pg_temp.error_of($$SELECT pg_temp.pause(2, pg_temp.nodes(2), 'other')$$), NULL, 'a node of another database is another node');
 SELECT results_eq(
     'SELECT pgt_id, name, requested_by FROM _sluice.pause WHERE db_oid = 1 ORDER BY pgt_id',
     $$VALUES (1::bigint, 'n1', 'somebody'), (2, 'n2', 'somebody'), (3, 'n3', 'other')$$,
@@ -20,45 +23,65 @@ SELECT results_eq(
 );
 SELECT _sluice.store_setting('cluster', 'max_pause_entries', '4') \g /dev/null
 SELECT is(
-    pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(3, 4, 5), 'other', NULL, NULL)$$),
+    pg_temp.error_of($$SELECT pg_temp.pause(1, pg_temp.nodes(3, 4, 5), 'other')$$),
     E'53400: too many paused nodes\nDETAIL: A database can have 4 paused nodes (max_pause_entries).\n'
     'HINT: End some with sluice.unpause(), or use sluice.drain() to stop the whole database.',
     'beyond the capacity of a database it is an error'
 );
 SELECT is((SELECT count(*) FROM _sluice.pause WHERE db_oid = 1), 3::bigint, 'and nothing of it is stored');
-SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(4), 'other', NULL, NULL)$$), NULL, 'what fits is stored');
-SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(1, pg_temp.nodes(1, 4), 'other', NULL, NULL)$$), NULL, 'a full database can pause again what is paused');
-SELECT is(pg_temp.error_of($$SELECT _sluice.request_pause(2, pg_temp.nodes(1), 'other', NULL, NULL)$$), NULL, 'each database has its own capacity');
+SELECT is(pg_temp.error_of($$SELECT pg_temp.pause(1, pg_temp.nodes(4), 'other')$$), NULL, 'what fits is stored');
+SELECT is(pg_temp.error_of($$SELECT pg_temp.pause(1, pg_temp.nodes(1, 4), 'other')$$), NULL, 'a full database can pause again what is paused');
+SELECT is(pg_temp.error_of($$SELECT pg_temp.pause(2, pg_temp.nodes(1), 'other')$$), NULL, 'each database has its own capacity');
 
 -- Waiting for just these nodes
+SELECT _sluice.store_setting('cluster', 'max_pause_entries', NULL) \g /dev/null
 INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at) VALUES (1, 7, 'n7', now(), now()), (1, 8, 'n8', now(), now());
 SELECT run_id FROM _sluice.next_run(:epoch, NULL, 1, NULL) \gset
-SELECT ok(NOT _sluice.pause_is_done(1, '{1,7}'), 'a pause waits for a run of its nodes');
-SELECT ok(_sluice.pause_is_done(1, '{1,8}'), 'not for one that is queued, nor for other nodes');
-SELECT ok(_sluice.pause_is_done(2, '{7}'), 'nor for other databases');
+SELECT _sluice.request_pause(1, pg_temp.nodes(7, 8), 'x', :pid, :'backend_start'), _sluice.request_pause(2, pg_temp.nodes(7), 'x', :pid, :'backend_start') \g /dev/null
+SELECT is(_sluice.check_pause(1, '{1,7}'), false, 'a pause waits for a run of its nodes');
+SELECT is(_sluice.check_pause(1, '{1,8}'), true, 'not for one that is queued, nor for other nodes');
+SELECT is(_sluice.check_pause(2, '{7}'), true, 'nor for the node of another database that has its pgt_id');
 SELECT * FROM _sluice.next_run(:epoch, :'run_id', NULL, NULL) \g /dev/null
-SELECT ok(_sluice.pause_is_done(1, '{1,7}'), 'only until it ends');
-SELECT pg_advisory_lock(_sluice.lock_class('node'), 7) \g /dev/null
-SELECT ok(
-    NOT _sluice.pause_is_done((SELECT oid FROM pg_database WHERE datname = current_database()), '{7}'), 'and for a manual refresh'
+SELECT is(_sluice.check_pause(1, '{1,7}'), true, 'only until it ends');
+SELECT is(_sluice.check_pause(1, '{1,6}'), NULL, 'one that is not paused: the wait is over without it');
+SELECT is(
+    (SELECT run_id FROM _sluice.next_run(:epoch, NULL, 1, NULL)), NULL, 'what is queued of a paused node is not claimed'
 );
+SELECT _sluice.database_oid() AS here \gset
+SELECT _sluice.request_pause(:here, pg_temp.nodes(7), 'x', :pid, :'backend_start') \g /dev/null
+SELECT pg_advisory_lock(_sluice.lock_class('node'), 7) \g /dev/null
+SELECT is(_sluice.check_pause(:here, '{7}'), false, 'a manual refresh is waited for too');
 SELECT pg_advisory_unlock(_sluice.lock_class('node'), 7) \g /dev/null
+SELECT is(_sluice.check_pause(:here, '{7}'), true, 'only until it ends');
+SELECT _sluice.end_pause(:here, '{7}'), _sluice.end_pause(2, '{7}'), _sluice.end_pause(1, '{7,8}') \g /dev/null
 
 -- The end
 SELECT is(_sluice.end_pause(1, '{1,2,99}'), 2, 'ending gives how many were paused');
 SELECT is((SELECT string_agg(db_oid || ':' || pgt_id, ' ' ORDER BY db_oid, pgt_id) FROM _sluice.pause), '1:3 1:4 2:1 2:2', 'and ends just those');
 
 -- Withdrawal
+CREATE FUNCTION pg_temp.paused() RETURNS text LANGUAGE sql AS $$
+    SELECT string_agg(p.pgt_id::text, ' ' ORDER BY p.pgt_id) FROM _sluice.pause AS p
+$$;
 DELETE FROM _sluice.pause;
-SELECT _sluice.request_pause(1, pg_temp.nodes(1, 1, 2), 'x', :pid, :'backend_start'), _sluice.request_pause(1, pg_temp.nodes(2), 'y', NULL, NULL),
-    _sluice.request_pause(1, pg_temp.nodes(3), 'x', 2147483647, '2024-01-01') \g /dev/null
-SELECT _sluice.withdraw_abandoned_pauses() \g /dev/null
-SELECT is((SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause), '1 2', 'what a vanished session waited for is withdrawn');
+SELECT _sluice.request_pause(1, pg_temp.nodes(1, 1, 2), 'x', :pid, :'backend_start'), _sluice.request_pause(1, pg_temp.nodes(2), 'y', 2147483647, '2024-01-01'), _sluice.keep_pause(1, '{2}'),
+    _sluice.request_pause(1, pg_temp.nodes(1, 3), 'x', 2147483647, '2024-01-01') \g /dev/null
+SELECT is(
+    (SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause_in_force), '1 2', 'a vanished session''s pause is not in force'
+);
+SELECT _sluice.end_abandoned_pauses() \g /dev/null
+SELECT is(pg_temp.paused(), '1 2', 'and is taken away, but for what another waits for');
 SELECT _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
-SELECT is((SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause), '2', 'and what a cancelled call paused, but for what another joined');
+SELECT is(pg_temp.paused(), '2', 'as is what a cancelled call paused, but for what another was told to keep');
 SELECT _sluice.request_pause(1, pg_temp.nodes(4), 'x', :pid, :'backend_start') \g /dev/null
-SELECT _sluice.keep_pause(1, :pid, :'backend_start'), _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
-SELECT is((SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause), '2 4', 'not what had its answer');
+SELECT _sluice.keep_pause(1, '{4}'), _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
+SELECT is(pg_temp.paused(), '2 4', 'what was not reached in time stays');
+SELECT _sluice.request_pause(1, pg_temp.nodes(5), 'x', :pid, :'backend_start') \g /dev/null
+SELECT _sluice.check_pause(1, '{5}'), _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
+SELECT is(pg_temp.paused(), '2 4 5', 'and so does what had its answer');
+SELECT _sluice.request_pause(1, pg_temp.nodes(6), 'x', :pid, :'backend_start'), _sluice.request_pause(1, pg_temp.nodes(6), 'y', 2147483647, '2024-01-01') \g /dev/null
+SELECT _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
+SELECT is(pg_temp.paused(), '2 4 5', 'two that wait for one pause and are both gone leave none');
 DELETE FROM _sluice.pause;
 
 -- As users see it
@@ -89,7 +112,13 @@ SELECT is(
 );
 SELECT throws_ok($$SELECT sluice.pause('{src}')$$, '42704', 'node "src" does not exist', 'a table that is no node');
 SELECT sluice.refresh_stream_table('t') \g /dev/null
-SELECT is(sluice.pause('{t}', '0 s'), 'pausing', 'a refresh in progress is waited for up to the timeout');
+SELECT is(
+    pg_temp.error_of($$SELECT sluice.pause('{t}', '0 s')$$),
+    E'55006: cannot wait for the run of "public.t" from within it\nHINT: Pass wait => false. A refresh by hand ends with its transaction.',
+    'a refresh in the same transaction can''t be waited for'
+);
+SELECT is(sluice.pause('{job}'), 'paused', 'which is no matter for other nodes');
+SELECT is(sluice.pause('{t}', wait => false), 'pausing', 'nor without a wait');
 SELECT is(sluice.unpause('{t}'), 1, 'and the pause stays in force');
 SELECT throws_ok($$SELECT sluice.pause('{t}', '-1 s')$$, '22023', NULL, 'a negative timeout is an error');
 \ir finish.psql

@@ -1,13 +1,13 @@
 -- Who may do what: nothing without a grant, and with a grant only to one's own nodes.
 \ir setup.psql
-SELECT plan(39);
+SELECT plan(42);
 
 CREATE ROLE sluice_test_nobody;
 CREATE ROLE sluice_test_alice;
 CREATE ROLE sluice_test_mallory;
 CREATE ROLE sluice_test_deputy IN ROLE sluice_test_alice;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO sluice_test_alice, sluice_test_mallory;
-GRANT EXECUTE ON PROCEDURE sluice.run TO sluice_test_mallory;
+GRANT EXECUTE ON PROCEDURE sluice.run, sluice.serve_metrics TO sluice_test_mallory;
 GRANT CREATE ON SCHEMA public TO sluice_test_nobody, sluice_test_alice, sluice_test_mallory;
 CREATE TABLE src (id integer);
 GRANT SELECT ON src TO sluice_test_alice;
@@ -54,7 +54,25 @@ SELECT ok(
     NOT has_schema_privilege('sluice_test_nobody', 'sluice', 'CREATE') AND NOT has_schema_privilege('sluice_test_nobody', '_sluice', 'CREATE'),
     'nor to create in the schemas'
 );
+CREATE TEMP TABLE private_table AS
+    SELECT c.oid::regclass::text AS name FROM pg_class AS c
+    WHERE (c.relkind = 'r' AND c.relnamespace = '_sluice'::regnamespace) OR c.relnamespace = '_sluice_locks'::regnamespace;
+GRANT SELECT ON private_table TO PUBLIC;
 SET LOCAL ROLE sluice_test_nobody;
+SELECT is_empty(
+    $$SELECT t.name, m.mode
+      FROM private_table AS t
+      CROSS JOIN unnest(ARRAY['ACCESS SHARE', 'ROW SHARE', 'ROW EXCLUSIVE', 'SHARE UPDATE EXCLUSIVE', 'SHARE', 'SHARE ROW EXCLUSIVE',
+        'EXCLUSIVE', 'ACCESS EXCLUSIVE']) AS m (mode)
+      WHERE pg_temp.error_of(format('LOCK TABLE %s IN %s MODE', t.name, m.mode)) IS DISTINCT FROM CASE WHEN t.name ~ '^_sluice_locks'
+        THEN '42501: permission denied for schema _sluice_locks'
+        ELSE format('42501: permission denied for table %s', split_part(t.name, '.', 2)) END$$,
+    'locking a private table is refused, in any mode'
+);
+SELECT throws_ok(
+    $$PREPARE hold AS SELECT FROM _sluice_locks.gate FOR UPDATE$$, '42501', 'permission denied for schema _sluice_locks',
+    'nor can it be had without privilege on it, as that of other tables can'
+);
 SELECT throws_ok(
     $$SELECT sluice.create_stream_table('t', 'SELECT 1 AS a')$$,
     '42501', 'permission denied for function create_stream_table', 'calling one is refused'
@@ -163,6 +181,9 @@ SELECT throws_ok(
 );
 SELECT throws_ok(
     $$CALL sluice.run('0')$$, '42501', 'permission denied for procedure lead', 'run(): only for superusers, whatever is granted'
+);
+SELECT throws_ok(
+    $$CALL sluice.serve_metrics('0')$$, '42501', 'permission denied for procedure serve', 'and so is serve_metrics()'
 );
 RESET ROLE;
 SELECT results_eq(

@@ -1,6 +1,6 @@
 -- _sluice.perform() and what records runs: outcomes, history, the node's memory, once per fire.
 \ir setup.psql
-SELECT plan(42);
+SELECT plan(52);
 
 CREATE ROLE sluice_test_alice;
 CREATE ROLE sluice_test_bob;
@@ -23,12 +23,14 @@ CREATE FUNCTION pg_temp.run(_n integer, _pgt_id bigint, _due_at timestamptz DEFA
 RETURNS text LANGUAGE sql AS $$
     SELECT p.outcome FROM _sluice.perform(md5(_n::text)::uuid, _pgt_id, _due_at, 1, 'test', _session_owner) AS p
 $$;
-CREATE FUNCTION pg_temp.fail(_n integer, _pgt_id bigint, _counts boolean, _retry double precision)
+CREATE FUNCTION pg_temp.fail(
+    _n integer, _pgt_id bigint, _counts boolean, _retry double precision, _suspend boolean DEFAULT false, _work_mem bigint DEFAULT NULL
+)
 RETURNS void LANGUAGE sql AS $$
     SELECT _sluice.record_failure(md5(_n::text)::uuid, _pgt_id, '2024-01-01', 2, '2024-01-01 00:00:01', 'retry', jsonb_build_object(
         'outcome', 'lock_timeout', 'sqlstate', '55P03', 'message', 'canceling statement due to lock timeout',
         'detail', 'd', 'context', 'c', 'pid', 7
-    ), _counts, _retry)
+    ), jsonb_build_object('counts', _counts, 'retry_seconds', _retry, 'suspend', _suspend, 'work_mem', _work_mem))
 $$;
 
 -- Stream tables
@@ -70,6 +72,10 @@ SELECT results_eq(
     $$VALUES ('concurrently', 3::bigint)$$,
     'lets it be refreshed concurrently'
 );
+INSERT INTO src VALUES (4);
+SET quote_all_identifiers = on;
+SELECT is(pg_temp.run(104, :mv), 'succeeded', 'also where a database or role has all identifiers quoted, with which the server''s own statements fail');
+RESET quote_all_identifiers;
 
 -- Jobs
 SELECT is(pg_temp.run(5, :job), 'succeeded', 'a job');
@@ -90,8 +96,8 @@ UPDATE _sluice.history SET due_at = '2024-01-03' WHERE run_id = md5('8')::uuid;
 SELECT is(pg_temp.run(9, :job, '2024-01-03'), 'succeeded', 'a fire that failed runs again');
 UPDATE _sluice.node SET transactional = false WHERE pgt_id = :job;
 SELECT results_eq(
-    format($$SELECT command, search_path, owner_name, is_superuser FROM _sluice.top_level_command(md5('10')::uuid, %s, '2024-01-04', 1)$$, :job),
-    $$VALUES ('INSERT INTO ran VALUES (current_user, ''job'')', '"$user", public', 'sluice_test_alice', false)$$,
+    format($$SELECT command, search_path, owner, encode(owner_name, 'escape') = 'sluice_test_alice', is_superuser FROM _sluice.top_level_command(md5('10')::uuid, %s, '2024-01-04', 1)$$, :job),
+    $$VALUES ('INSERT INTO ran VALUES (current_user, ''job'')', '"$user", public', 'sluice_test_alice'::regrole::oid, true, false)$$,
     'a job at top level: what to execute and as whom'
 );
 SELECT is_empty($$SELECT 1 FROM sluice.history WHERE run_id = md5('10')::uuid$$, 'which is not on record before it has run');
@@ -148,11 +154,11 @@ SELECT results_eq(
 SELECT is(pg_temp.run(22, :stream), 'succeeded', 'a success');
 SELECT is(_sluice.failures(:stream), 0, 'ends the count');
 SELECT pg_temp.fail(n, :stream, true, 1) FROM generate_series(23, 24) AS n \g /dev/null
-SELECT pg_temp.fail(25, :stream, true, NULL) \g /dev/null
+SELECT pg_temp.fail(25, :stream, true, NULL, true) \g /dev/null
 SELECT results_eq(
     format('SELECT n.status, s.consecutive_errors, n.due_at FROM _sluice.node AS n JOIN _sluice.node_state AS s USING (pgt_id) WHERE pgt_id = %s', :stream),
     $$VALUES ('suspended', 3, NULL::timestamptz)$$,
-    'at max_consecutive_errors the node is suspended and never due'
+    'a node that is to be suspended is never due'
 );
 SELECT results_eq(
     $$SELECT event, severity, node, message, detail ->> 'sqlstate' FROM sluice.alerts WHERE closed_at IS NULL$$,
@@ -166,6 +172,42 @@ SELECT results_eq(
     $$VALUES ('active', 0, 0::bigint)$$,
     'reset() lifts it and closes the alert'
 );
+
+-- Remedies
+SELECT results_eq(
+    format('SELECT * FROM _sluice.failure_state(%s)', :stream),
+    $$VALUES (0, NULL::bigint, '{"max_consecutive_errors": 3, "retry_backoff_base": 1, "retry_backoff_cap": 300, "refresh_work_mem": 67108864}'::jsonb)$$,
+    'what a failure is judged from'
+);
+SELECT is_empty('SELECT * FROM _sluice.failure_state(999)', 'nothing for a node that is gone');
+SELECT pg_temp.fail(30, :stream, true, NULL, false, 33554432), pg_temp.fail(31, :stream, true, NULL, false, 16777216) \g /dev/null
+SELECT results_eq(
+    $$SELECT remedy FROM sluice.history WHERE run_id IN (md5('30')::uuid, md5('31')::uuid) ORDER BY ended_at$$,
+    $$VALUES (NULL), ('work_mem 32 MB, no parallel query')$$,
+    'history has the remedy that an attempt was under'
+);
+SELECT is(
+    (SELECT remedy FROM sluice.nodes WHERE pgt_id = :stream), 'work_mem 16 MB and no parallel query for 3 more successes',
+    'the node shows the one in force, and until when'
+);
+SELECT is(
+    (SELECT _sluice.run_options(n) FROM _sluice.node AS n WHERE pgt_id = :stream), '{"work_mem": 16777216, "successes": 0}'::jsonb,
+    'its runs are told'
+);
+SELECT is(pg_temp.run(32, :stream), 'no_change', 'a success under it');
+SELECT _sluice.record_recovery(:stream, 16777216, 1) \g /dev/null
+SELECT results_eq(
+    format($$SELECT h.remedy, n.remedy, n.consecutive_errors FROM sluice.history AS h JOIN sluice.nodes AS n USING (pgt_id)
+        WHERE h.run_id = md5('32')::uuid AND pgt_id = %s$$, :stream),
+    $$VALUES ('work_mem 16 MB, no parallel query', 'work_mem 16 MB and no parallel query for 2 more successes', 0)$$,
+    'is on record as such'
+);
+SELECT sluice.refresh_stream_table('stream') \g /dev/null
+SELECT is(
+    (SELECT remedy FROM sluice.history WHERE reason = 'manual'), NULL, 'a refresh by hand is under none: it has the caller''s memory'
+);
+SELECT sluice.reset('stream') \g /dev/null
+SELECT is((SELECT remedy FROM sluice.nodes WHERE pgt_id = :stream), NULL, 'reset() ends it');
 SELECT pg_temp.fail(26, 999, true, 1) \g /dev/null
 SELECT is_empty($$SELECT run_id FROM sluice.history WHERE run_id = md5('26')::uuid$$, 'a failure of a node that is gone is not recorded');
 \ir finish.psql

@@ -1,9 +1,10 @@
 -- The worker slots of the control database: never more than the limit, freed only when the session is gone.
 \ir setup.psql
-SELECT plan(39);
+SELECT plan(43);
 
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
 SELECT _sluice.store_setting('cluster', 'max_workers', '2') \g /dev/null
+INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'somebody');
 CREATE FUNCTION pg_temp.reserve() RETURNS integer LANGUAGE sql AS $$
     SELECT slot FROM _sluice.reserve_slot((SELECT epoch FROM _sluice.lease), 1)
 $$;
@@ -45,6 +46,10 @@ SELECT is((SELECT count(*) FROM _sluice.slot), 2::bigint, 'reserved slots count'
 SELECT throws_ok(
     format('SELECT * FROM _sluice.reserve_slot(%s, 1)', :epoch - 1), 'SL001', 'leadership lost', 'a former leader gets none'
 );
+SELECT _sluice.store_setting('cluster', 'max_workers', '3') \g /dev/null
+SELECT is((SELECT slot FROM _sluice.reserve_slot(:epoch, 5)), NULL, 'nor does a database that is no member');
+SELECT is((SELECT count(*) FROM _sluice.slot), 2::bigint, 'though there is a free one');
+SELECT _sluice.store_setting('cluster', 'max_workers', '2') \g /dev/null
 
 -- reserved -> live: this session stands for the worker of slot 1, nobody for that of slot 2
 SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid() \gset
@@ -92,6 +97,15 @@ SELECT is(_sluice.reconcile_slots(:epoch), 1, 'then it is freed');
 SELECT is((SELECT string_agg(slot::text, ',') FROM _sluice.slot), '2', 'unless a session carries its nonce');
 SELECT set_config('application_name', 'pgTAP', true), pg_temp.look_again() \g /dev/null
 SELECT is(_sluice.reconcile_slots(:epoch), 1, 'when that is gone it is freed');
+-- The clock was set back
+SELECT pg_temp.reserve() \g /dev/null
+UPDATE _sluice.slot SET epoch = :epoch - 1, since = '2060-01-01', deadline = timestamptz '2060-01-01' + interval '10 s';
+SELECT is(_sluice.reconcile_slots(:epoch), 0, 'a reservation that was made in the future stays too');
+SELECT results_eq(
+    $$SELECT since BETWEEN now() AND clock_timestamp(), deadline - since FROM _sluice.slot$$, $$VALUES (true, interval '10 s')$$,
+    'and has its time from now on'
+);
+DELETE FROM _sluice.slot;
 SELECT pg_temp.reserve(), pg_temp.reserve() \g /dev/null
 SELECT _sluice.activate_slot(:epoch, pg_temp.nonce(1), 2147483647, '2024-01-01'), _sluice.activate_slot(:epoch, pg_temp.nonce(2), :pid, :'backend_start') \g /dev/null
 SELECT is(_sluice.reconcile_slots(:epoch), 1, 'a live slot whose session is gone is freed at once, also the present leader''s');

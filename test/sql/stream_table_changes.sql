@@ -65,10 +65,10 @@ SELECT results_eq(
     $$SELECT query, schedule, anchor, refresh_mode, 5, next_fire_at FROM before$$,
     'what is not given stays'
 );
-SELECT sluice.alter_stream_table('base', schedule => '30s', refresh_mode => 'full', refresh_timeout => '1 min', lock_timeout => '2 s') \g /dev/null
+SELECT sluice.alter_stream_table('base', schedule => '30s', refresh_mode => 'full', refresh_timeout => '1 min', lock_timeout => '2 s', max_lag => '1 d') \g /dev/null
 SELECT results_eq(
-    $$SELECT schedule, refresh_mode, priority, refresh_timeout, lock_timeout FROM _sluice.node WHERE relid = 'base'::regclass$$,
-    $$VALUES ('30s', 'full', 5, interval '1 min', interval '2 s')$$,
+    $$SELECT schedule, refresh_mode, priority, refresh_timeout, lock_timeout, max_lag FROM _sluice.node WHERE relid = 'base'::regclass$$,
+    $$VALUES ('30s', 'full', 5, interval '1 min', interval '2 s', interval '1 d')$$,
     'schedule, mode and timeouts change'
 );
 SELECT ok(
@@ -77,7 +77,7 @@ SELECT ok(
 );
 UPDATE _sluice.node SET schedule = 'broken' WHERE relid = 'base'::regclass;
 SET LOCAL client_min_messages = error;
-SELECT _sluice.quarantine((pg_temp.node('base')).pgt_id, 'unreadable') \g /dev/null
+SELECT _sluice.quarantine((pg_temp.node('base')).pgt_id, 'unreadable', NULL) \g /dev/null
 SET LOCAL client_min_messages = warning;
 SELECT sluice.alter_stream_table('base', schedule => '1h') \g /dev/null
 SELECT results_eq(

@@ -1,6 +1,6 @@
 -- create_stream_table(): what it refuses, how it says so, and that nothing is left behind.
 \ir setup.psql
-SELECT plan(39);
+SELECT plan(41);
 
 CREATE TABLE src (id integer, grp text);
 INSERT INTO src VALUES (1, 'a'), (2, 'b');
@@ -173,6 +173,13 @@ SELECT results_eq(
 SELECT throws_ok(
     $$SELECT sluice.create_stream_table('t', 'SELECT 1 AS a', refresh_timeout => '25 h')$$,
     '22023', '25:00:00 is outside the valid range for setting "refresh_timeout" (1 ms .. 24 h)', 'a timeout beyond its bounds'
+);
+SELECT throws_ok(
+    $$SELECT sluice.create_stream_table('t', 'SELECT 1 AS a', max_lag => '0')$$, '22023', 'max_lag must be positive', 'a lag that nothing has'
+);
+SELECT throws_ok(
+    $$SELECT * FROM sluice.bulk_create('[{"name": "t", "query": "SELECT 1 AS a", "max_lag": "soon"}]')$$,
+    '22007', 'invalid input syntax for type interval: "soon"', 'no interval'
 );
 
 -- Limits

@@ -1,6 +1,6 @@
 -- What users read: explain_stream_table(), health_check(), preflight(), and the views' own logic.
 \ir setup.psql
-SELECT plan(22);
+SELECT plan(24);
 
 CREATE TABLE src (id integer);
 CREATE VIEW through AS SELECT id FROM src;
@@ -49,8 +49,13 @@ RESET ROLE;
 -- health_check(): this database is not started, and nobody leads
 SELECT results_eq(
     'SELECT "check", status, detail FROM sluice.health_check()',
-    $$VALUES ('leader', 'critical', 'no leader holds the lease'), ('database', 'warn', 'this database is not scheduled'),
-        ('workers', 'ok', 'up to 4'), ('queue', 'ok', '0 queued'), ('drain', 'ok', 'none'), ('nodes', 'ok', 'all can run')$$,
+    format($$VALUES ('control', 'ok', 'the control database "%s" answers'),
+        ('leader', 'critical', 'no leader holds the lease'), ('database', 'warn', 'this database is not scheduled'),
+        ('workers', 'ok', 'up to 4'), ('queue', 'ok', '0 queued, 0 running'), ('drain', 'ok', 'none'),
+        ('metrics', 'ok', 'not served over HTTP'), ('pauses', 'ok', 'none'), ('nodes', 'ok', 'all can run'), ('freshness', 'ok', 'no node is late'),
+        ('clock', 'ok', 'no node is ahead of the clock'),
+        ('alerts', 'ok', 'none is open'), ('notifications', 'ok', 'the server''s queue of notifications is 0 %% full'),
+        ('transactions', 'ok', 'none is old'), ('upkeep', 'ok', 'nothing waits')$$, current_setting('cron.database_name')),
     'health_check(): one row a check'
 );
 SELECT ok((SELECT bool_and((hint IS NOT NULL) = (status <> 'ok')) FROM sluice.health_check()), 'what is not ok has a hint');
@@ -64,13 +69,23 @@ SELECT results_eq(
 SELECT sluice.drain() \g /dev/null
 SELECT is((SELECT status FROM sluice.health_check() WHERE "check" = 'drain'), 'warn', 'a drain is a warning');
 SELECT sluice.resume() \g /dev/null
+SELECT sluice.create_stream_table('above', 'SELECT * FROM t', 'manual'), sluice.create_stream_table('top', 'SELECT * FROM above', 'manual'),
+    sluice.pause('{t,job}') \g /dev/null
+SELECT results_eq(
+    $$SELECT status, detail, hint FROM sluice.health_check() WHERE "check" = 'pauses'$$,
+    $$VALUES ('warn', 'paused: "public.t", "job"; stale for that: "public.above", "public.top"', 'sluice.unpause() lets them run.')$$,
+    'paused nodes are a warning, with those that read them, which are stale'
+);
+SELECT sluice.unpause('{t}') \g /dev/null
+SELECT is((SELECT detail FROM sluice.health_check() WHERE "check" = 'pauses'), 'paused: "job"', 'a job has none');
+SELECT sluice.unpause('{job}') \g /dev/null
 
 -- preflight()
 SELECT results_eq(
     'SELECT "check", ok, hint FROM sluice.preflight()',
     $$VALUES ('pg_cron is loaded', true, NULL::text), ('control connection', true, NULL), ('pg_cron is installed', true, NULL),
-        ('pg_sluice in the control database', true, NULL), ('pg_cron runs jobs side by side', true, NULL), ('connection of pg_cron', true, NULL),
-        ('sessions may be long', true, NULL), ('connection of the scheduler', true, NULL)$$,
+        ('pg_sluice in the control database', true, NULL), ('pg_cron runs jobs side by side', true, NULL), ('entry in pg_cron', true, NULL),
+        ('connection of pg_cron', true, NULL), ('sessions may be long', true, NULL), ('connection of the scheduler', true, NULL)$$,
     'preflight(): every check, all well here'
 );
 SELECT is_empty('SELECT * FROM sluice.databases() WHERE database = current_database()', 'and it starts nothing');

@@ -1,4 +1,4 @@
-"""Properties of the wait before a retry."""
+"""Properties of what follows from a failure, and of the end of a remedy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_sluice.core.outcomes import CANCELLED, LOCK_TIMEOUT, PERMANENT_ERROR
-from pg_sluice.core.remediation import backoff_seconds, retry_seconds
+from pg_sluice.core import outcomes
+from pg_sluice.core.outcomes import Outcome
+from pg_sluice.core.remediation import (
+    LEAST_WORK_MEM,
+    Policy,
+    after_success,
+    backoff_seconds,
+    judge,
+    less_memory,
+)
 
 # As the settings bound them.
 BASES = st.floats(0.1, 3600)
@@ -50,18 +58,58 @@ def test_jitter_spreads() -> None:
     assert len(waits) == 10
 
 
-@given(st.integers(1, 100), st.integers(1, 100), BASES, CAPS, JITTERS)
-def test_retry_ends_at_the_limit(
-    failures: int, limit: int, base: float, cap: float, jitter: float
-) -> None:
-    wait = retry_seconds(LOCK_TIMEOUT, failures, limit, base, cap, jitter)
-    assert (wait is None) == (failures >= limit)
-    assert wait is None or wait == backoff_seconds(failures, base, cap, jitter)
+OUTCOMES = st.sampled_from([o for o in vars(outcomes).values() if isinstance(o, Outcome)])
+SIZES = st.integers(64 * 1024, 8 * 1024**3)
+POLICIES = st.builds(Policy, st.integers(1, 100), BASES, CAPS, SIZES)
+REMEDIES = st.none() | SIZES
 
 
-@given(st.integers(1, 100), st.integers(1, 100), BASES, CAPS, JITTERS)
-def test_what_is_not_retried(
-    failures: int, limit: int, base: float, cap: float, jitter: float
+@given(OUTCOMES, st.integers(0, 200), REMEDIES, POLICIES, JITTERS)
+def test_verdict(
+    outcome: Outcome, errors: int, work_mem: int | None, policy: Policy, jitter: float
 ) -> None:
-    for outcome in (CANCELLED, PERMANENT_ERROR):
-        assert retry_seconds(outcome, failures, limit, base, cap, jitter) is None
+    verdict = judge(outcome, errors, work_mem, policy, jitter)
+    failures = errors + outcome.counts
+    assert verdict.counts == outcome.counts
+    assert verdict.suspend == (outcome.counts and failures >= policy.max_consecutive_errors)
+    assert (verdict.retry_seconds is not None) == (outcome.retried and not verdict.suspend)
+    if verdict.retry_seconds is not None:
+        assert verdict.retry_seconds == backoff_seconds(
+            failures, policy.retry_backoff_base, policy.retry_backoff_cap, jitter
+        )
+    if outcome is outcomes.OUT_OF_MEMORY:
+        assert verdict.work_mem == less_memory(work_mem, policy.refresh_work_mem)
+    else:
+        assert verdict.work_mem == work_mem
+    assert verdict.record().keys() == {"counts", "suspend", "retry_seconds", "work_mem"}
+
+
+@given(REMEDIES, SIZES)
+def test_less_memory(work_mem: int | None, setting: int) -> None:
+    had = setting if work_mem is None else min(work_mem, setting)
+    left = less_memory(work_mem, setting)
+    assert left <= had
+    assert left == had // 2 or left == min(had, LEAST_WORK_MEM)
+    assert left >= min(had, LEAST_WORK_MEM)
+
+
+@given(SIZES, st.integers(1, 100), st.integers(1, 20))
+def test_a_remedy_ends_step_by_step(setting: int, recovery_successes: int, failures: int) -> None:
+    """As many steps up as down at the most, each after that many successes, and then it is over."""
+    work_mem: int | None = None
+    for _ in range(failures):
+        work_mem = less_memory(work_mem, setting)
+    successes, runs, sizes = 0, 0, []
+    while work_mem is not None:
+        before = work_mem
+        work_mem, successes = after_success(work_mem, successes, setting, recovery_successes)
+        runs += 1
+        if successes == 0:
+            sizes.append(before)
+            assert work_mem is None or work_mem == 2 * before
+        else:
+            assert work_mem == before
+    assert runs == len(sizes) * recovery_successes
+    # One more where halving rounded down.
+    assert len(sizes) <= failures + 1
+    assert all(size <= setting for size in sizes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core import errors, query
 from ..core import schedule as schedules
+from ..core.texts import to_json
 from .plpy_types import Plpy, rows, value
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ _DEFAULTS: dict[str, Any] = {
     "priority": 0,
     "lock_timeout": None,
     "refresh_timeout": None,
+    "max_lag": None,
 }
 """The arguments of create_stream_table(), for what a definition of bulk_create() leaves out."""
 _TYPES = {"initialize": (bool, "true or false"), "priority": (int, "a whole number")}
@@ -132,7 +134,7 @@ def bulk_create(plpy: Plpy, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """See sluice.bulk_create()."""
     _require(arguments, "definitions")
     definitions = arguments["definitions"]
-    size = len(json.dumps(definitions, ensure_ascii=False).encode())
+    size = len(to_json(definitions).encode())
     _check_limit(plpy, "definitions are too long", size, "max_bulk_bytes")
     if not isinstance(definitions, list) or not all(isinstance(d, dict) for d in definitions):
         raise errors.invalid_argument("definitions must be an array of objects")
@@ -257,10 +259,15 @@ def _check_node_options(plpy: Plpy, arguments: dict[str, Any], *, mode: bool = F
                 ["text", "text"],
                 [name, arguments[name]],
             )
+    max_lag = arguments.get("max_lag")
+    if max_lag is not None and not value(
+        plpy, "SELECT $1::interval OPERATOR(pg_catalog.>) '0'::interval", ["text"], [max_lag]
+    ):
+        raise errors.invalid_argument("max_lag must be positive")
 
 
 def _stored_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    names = ("schedule", "refresh_mode", "priority", "lock_timeout", "refresh_timeout")
+    names = ("schedule", "refresh_mode", "priority", "lock_timeout", "refresh_timeout", "max_lag")
     return {name: arguments[name] for name in names if name in arguments}
 
 
@@ -275,7 +282,7 @@ def _request(plpy: Plpy, command: str, arguments: dict[str, Any]) -> Any:
         plpy,
         "INSERT INTO _sluice.request (command, arguments) VALUES ($1, $2) RETURNING result",
         ["text", "jsonb"],
-        [command, json.dumps(arguments)],
+        [command, to_json(arguments)],
     )
     return None if result is None else json.loads(result)
 

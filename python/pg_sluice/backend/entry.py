@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..core.errors import SluiceError
-from . import control, definitions, settle
+from . import control, definitions, metrics, preflight, server, settle, stops
 from .plpy_types import Plpy
 
 Registry = Mapping[str, Callable[[Plpy, dict[str, Any]], Any]]
@@ -25,11 +25,12 @@ CALLER: Registry = {
 PRIVILEGED: Registry = {
     "settle": settle.settle,
     "control": control.call_function,
-    "preflight": control.preflight,
-    "start": control.start,
-    "check_login": control.check_login,
-    "drain": control.drain,
-    "pause": control.pause,
+    "preflight": preflight.preflight,
+    "start": preflight.start,
+    "check_login": preflight.check_login,
+    "drain": stops.drain,
+    "pause": stops.pause,
+    "metrics": metrics.metrics,
 }
 """What only the extension's own SECURITY DEFINER functions may have run."""
 
@@ -43,13 +44,7 @@ def invoke(plpy: Plpy, registry: Registry, function: str, arguments: str) -> str
     try:
         value = registry[function](plpy, json.loads(arguments))
     except SluiceError as error:
-        return json.dumps({"error": error.record()})
-    except plpy.SPIError as error:
-        return json.dumps({"error": server_error(error).record()})
-    return json.dumps({"value": value})
-
-
-def server_error(error: Any) -> SluiceError:
-    """An error that the server raised in a statement of ours, as it would have reached the user."""
-    spidata = getattr(error, "spidata", None) or (None, None, None)
-    return SluiceError(error.sqlstate or "XX000", str(error), detail=spidata[1], hint=spidata[2])
+        return server.returned(plpy, {"error": error.record()})
+    except (plpy.SPIError, plpy.Error) as error:
+        return server.returned(plpy, {"error": server.as_sluice_error(error).record()})
+    return server.returned(plpy, {"value": value})

@@ -10,6 +10,9 @@ class Plpy(Protocol):
     """What PL/Python hands to a function under the name plpy."""
 
     SPIError: type[Exception]
+    """An error in a statement."""
+    Error: type[Exception]
+    """One outside statements, as when a notice finds that the session was cancelled."""
 
     def execute(self, query: Any, arguments: Sequence[Any] = ..., /) -> Any: ...
 
@@ -42,3 +45,8 @@ def value(plpy: Plpy, query: str, types: Sequence[str] = (), values: Sequence[An
     (row,) = rows(plpy, query, types, values)
     (result,) = row.values()
     return result
+
+
+def check_interrupts(plpy: Plpy) -> None:
+    """Ends the call here if the user's session was cancelled or terminated."""
+    plpy.execute("SELECT 1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Any
 
@@ -10,6 +9,7 @@ from ..core import errors, graph
 from ..core import schedule as schedules
 from ..core.errors import SluiceError
 from ..core.schedule import Schedule
+from ..core.texts import to_json
 from .plpy_types import Plpy, rows, value
 
 
@@ -79,7 +79,7 @@ def _store_graph(
         }
         for pgt_id, place in placed.items()
     ]
-    rows(plpy, "SELECT _sluice.store_graph($1)", ["jsonb"], [json.dumps(stored)])
+    rows(plpy, "SELECT _sluice.store_graph($1)", ["jsonb"], [to_json(stored)])
     return effective
 
 
@@ -98,4 +98,4 @@ def _store_grid(plpy: Plpy, regrid: dict[int, Schedule | None], now: datetime) -
             }
         )
     if grid:
-        rows(plpy, "SELECT _sluice.store_grid($1)", ["jsonb"], [json.dumps(grid)])
+        rows(plpy, "SELECT _sluice.store_grid($1)", ["jsonb"], [to_json(grid)])

@@ -46,6 +46,15 @@ def invalid_schedule(spec: str, reason: str) -> SluiceError:
     )
 
 
+def cannot_listen(sqlstate: str, address: str, reason: str) -> SluiceError:
+    """The metrics can't be served on the address that is configured."""
+    return SluiceError(
+        sqlstate,
+        f"could not serve metrics on {address}: {reason}",
+        hint="sluice.configure('metrics_listen', …, cluster => true) sets another address.",
+    )
+
+
 def null_argument(name: str) -> SluiceError:
     """A required argument is NULL."""
     return SluiceError("22004", f"{name} must not be null")
@@ -129,9 +138,10 @@ def preflight_failed(detail: str, hint: str | None) -> SluiceError:
     )
 
 
-def drain_ended() -> SluiceError:
-    """Somebody resumed while a drain was waited for."""
-    return SluiceError("55000", "the drain was ended by sluice.resume() before it was reached")
+def request_ended(kind: str) -> SluiceError:
+    """Somebody ended a drain or pause while a call waited for it; `kind` says which."""
+    end = {"drain": "sluice.resume()", "pause": "sluice.unpause()"}[kind]
+    return SluiceError("55000", f"the {kind} was ended by {end} before it was reached")
 
 
 def no_control_database() -> SluiceError:
@@ -148,9 +158,18 @@ def control_unreachable(database: str, reason: str) -> SluiceError:
     """A connection to the control database can't be made."""
     return SluiceError(
         "08001",
-        f'cannot connect to the control database "{database}"',
+        f'could not connect to the control database "{database}"',
         detail=reason,
         hint="See sluice.preflight() for the connection that is needed.",
+    )
+
+
+def control_busy(database: str) -> SluiceError:
+    """A lock in the control database is held for much longer than anything of ours holds it."""
+    return SluiceError(
+        "55P03",
+        f'could not obtain a lock in the control database "{database}"',
+        hint="pg_locks in that database shows who holds it.",
     )
 
 
@@ -164,10 +183,10 @@ def control_not_installed(database: str) -> SluiceError:
 
 
 def not_control_database(control: str, current: str) -> SluiceError:
-    """`sluice.run()` in another database than the control database."""
+    """What runs in the control database alone, called in another one."""
     return SluiceError(
         "55000",
-        f'sluice.run() must be called in the control database "{control}"',
+        f'must be called in the control database "{control}"',
         detail=f'The current database is "{current}".',
     )
 
@@ -181,11 +200,49 @@ def leadership_lost() -> SluiceError:
     )
 
 
+class TickFailed(SluiceError):
+    """A pass of the scheduler over a database that failed, for good or once too often.
+
+    `step` says what it did, `node` for which node where it was for one, `attempts` how often,
+    `reason`, `sqlstate` and `context` what the server said. Its cause is the original error.
+    """
+
+    def __init__(
+        self,
+        database: str,
+        step: str,
+        node: str | None,
+        attempts: int,
+        *,
+        reason: str,
+        sqlstate: str | None,
+        context: str | None,
+    ) -> None:
+        where = f'step "{step}"' + (f' for node "{node}"' if node else "")
+        tried = f", after {attempts} attempts" if attempts > 1 else ""
+        super().__init__(
+            "SL002",
+            f'scheduling of database "{database}" failed',
+            detail=f"{where[0].upper()}{where[1:]} failed{tried}: {reason}"
+            + (f" (SQLSTATE {sqlstate})" if sqlstate else ""),
+        )
+        self.facts = {
+            "database": database,
+            "step": step,
+            "node": node,
+            "attempts": attempts,
+            "sqlstate": sqlstate,
+            "message": reason,
+            "context": context,
+        }
+        """The same for the detail of an alert."""
+
+
 def login_refused(role: str, reason: str) -> SluiceError:
     """A job at top level whose owner the scheduler can't connect as."""
     return SluiceError(
         "55000",
-        f'the scheduler cannot connect as role "{role}"',
+        f'the scheduler could not connect as role "{role}"',
         detail=f"A job with transactional => false runs in a session of its owner: {reason}",
         hint="Let the server's operating-system user connect as that role over the Unix socket "
         "(pg_hba.conf and pg_ident.conf), or make the job transactional.",

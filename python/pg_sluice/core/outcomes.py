@@ -35,23 +35,21 @@ _BY_SQLSTATE = {
 _QUERY_CANCELED = "57014"
 
 
-def classify(sqlstate: str | None, elapsed: float, deadline: float) -> Outcome:
+def classify(sqlstate: str | None, *, overdue: bool) -> Outcome:
     """The outcome of a failed attempt.
 
-    `sqlstate` is None when the connection ended without an error from the server. A cancellation is
-    ours when the attempt had reached its deadline (both in seconds), otherwise a person's: the
-    server reports both with the same SQLSTATE.
+    `sqlstate` is None when the connection ended without an error from the server. `overdue` says
+    that the attempt had reached a deadline of its own: a cancellation, or the end of its session,
+    is then the deadline's, otherwise somebody else's. The server reports both alike.
     """
-    if sqlstate is None:
-        return CONNECTION_LOST
     if sqlstate == _QUERY_CANCELED:
-        return DEADLINE_EXCEEDED if elapsed >= deadline else CANCELLED
+        return DEADLINE_EXCEEDED if overdue else CANCELLED
+    if sqlstate is None or sqlstate.startswith("08"):
+        return DEADLINE_EXCEEDED if overdue else CONNECTION_LOST
+    if sqlstate.startswith("57P"):
+        return DEADLINE_EXCEEDED if overdue else WORKER_CRASHED
     if sqlstate in _BY_SQLSTATE:
         return _BY_SQLSTATE[sqlstate]
     if sqlstate.startswith("53"):
         return RESOURCE_EXHAUSTED
-    if sqlstate.startswith("08"):
-        return CONNECTION_LOST
-    if sqlstate.startswith("57P"):
-        return WORKER_CRASHED
     return PERMANENT_ERROR

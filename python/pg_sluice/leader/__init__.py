@@ -13,11 +13,12 @@ What runs here, as tasks of one group; the first error ends them all:
     interrupts   every 100 ms a statement and a commit through plpy, so that cancel and terminate
                  are seen and the session holds no snapshot between ticks
     lease        renews every third of the TTL
-    control      once a scheduler_interval: settings, members, what former leaders left behind
+    control      once a scheduler_interval: settings, members, what former leaders left, alerts
     listener     NOTIFY sluice_wake in the control database
     dispatch     gives free slots to the databases that wait
-    schedulers   one for each member: tick, enqueue, advance; a failing one is restarted alone
+    schedulers   one for each member: tick, enqueue, advance, alerts; a failing one restarts alone
     workers      one for each slot: claim, run, finish; a failing one costs its own run only
+    upkeep       small steps of deleting, on a session that goes from one database to the next
 
 What happens on failure. A worker that loses its connection: its run is recorded once its backend is
 gone, from history if it had committed. A scheduler that fails: retried, then recorded in the
@@ -30,6 +31,16 @@ of them matters by itself: a member commits an advance or a history row synchron
 the control commit it follows, which flushes the log up to there; a run whose claim is lost was
 rolled back with it and is claimed again; a lost finish leaves a row whose outcome is in history.
 
-The term. After `run_for` the leader goes on until no run is older than a second, at most for twice
-that time in all; then it stops claiming and waits for what runs.
+The endpoint of the metrics is a process of its own, see endpoint.py; both have the frame of
+procedure.py.
+
+The term. After `run_for` the leader goes on until no run is older than a second; then it stops
+claiming and waits for what runs. If that is not over after a second, claiming goes on, and it tries
+again a minute later: however long a run takes, it keeps no other from starting for more than a
+second. The same holds when the last member has left, since others can come. Only a leader of
+another version than the extension stops claiming at once, and waits for whatever runs.
 """
+
+from ..connection import load_driver
+
+load_driver()

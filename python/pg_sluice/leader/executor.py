@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from psycopg.types.json import Jsonb
 
 from .. import connection
-from ..core import outcomes, remediation
+from ..connection import Name
+from ..core import limits, outcomes, remediation
+from ..core.limits import Limits
 from ..core.outcomes import Outcome
+from ..core.texts import shortened
 from .session import Server, Session
 
-Limits = dict[str, sql.Literal]
-"""Server settings that bound a run."""
+Interrupt = Callable[[int, datetime, bool], None]
+"""Cancels or, if the last argument is true, terminates the backend with that process ID, which
+is at that time one of ours."""
+
+_GRACE_SECONDS = 1.0
+"""What a run may take beyond its deadline before it is cancelled from outside, and after that again
+before its session is terminated."""
+_ERROR_BYTES = 65_536
+"""What is kept of each text of an error: what a job raises can be of any length."""
+_RECORD_SECONDS = 1.0
+"""Longest wait for a lock when a failure is recorded: users' open transactions can hold them."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +61,11 @@ class Run:
         }
 
 
-class SessionLost(Exception):
-    """The session of a run can't tell its end; whether it committed is for history to say."""
+class Unrecorded(Exception):
+    """A run that failed, and whose session can't record that: it has ended, or waited too long.
+
+    Whether the run of a session that has ended was committed is for history to say.
+    """
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.error["message"])
@@ -63,14 +81,33 @@ class Failure:
     outcome: Outcome
     error: dict[str, Any]
 
+    def without_texts(self) -> Failure:
+        """With a plain message in place of what the error said."""
+        return replace(
+            self,
+            error={
+                "sqlstate": self.error.get("sqlstate"),
+                "message": "the run failed, and its error could not be recorded",
+                "pid": self.error.get("pid"),
+            },
+        )
+
 
 class Executor:
     """Runs claimed runs on one session of a member database."""
 
-    def __init__(self, server: Server, database: str, session: Session, epoch: int) -> None:
+    def __init__(
+        self,
+        server: Server,
+        database: Name,
+        session: Session,
+        epoch: int,
+        interrupt: Interrupt,
+    ) -> None:
         self._server = server
         self._epoch = epoch
         self._database = database
+        self._interrupt = interrupt
         self.session = session
         # Statements by name could be replaced by an owner's SQL, and are gone after cleaning.
         session.connection.prepare_threshold = None
@@ -79,42 +116,54 @@ class Executor:
         self._job_ran = False
 
     async def execute(self, run: Run, settings: dict[str, Any]) -> None:
-        """Runs it and records how it ended. Raises SessionLost when the session ended."""
-        started, started_at = time.monotonic(), datetime.now(UTC)
+        """Runs it and records how it ended; raises Unrecorded when a failure can't be recorded."""
+        started_at = datetime.now(UTC)
         options = run.options or {}
-        deadline = float(options.get("refresh_timeout", settings["refresh_timeout"]))
-        limits = {
-            "lock_timeout": _milliseconds(options.get("lock_timeout", settings["lock_timeout"])),
-            "statement_timeout": _milliseconds(deadline),
-            "work_mem": sql.Literal(f"{max(64, int(settings['refresh_work_mem']) // 1024)}kB"),
-        }
+        try:
+            bounds = limits.limits(options, settings)
+        except ValueError as error:
+            await self._fail(Failure(run, started_at, outcomes.PERMANENT_ERROR, _unreadable(error)))
+            return
+        deadline = Deadline(bounds.refresh_timeout, self._interrupt)
         try:
             if options.get("top_level"):
-                await self._execute_top_level(run, started_at, limits)
+                await self._execute_top_level(run, started_at, bounds, deadline, settings)
             else:
-                await self._execute_in_transaction(run, limits)
+                with deadline.enforced(self.session):
+                    await self._execute_in_transaction(run, bounds, settings)
         except psycopg.Error as error:
-            outcome = outcomes.classify(error.sqlstate, time.monotonic() - started, deadline)
-            failure = Failure(run, started_at, outcome, self._error_record(error, outcome))
-            try:
-                await self.session.connection.execute("ROLLBACK")
-                await record_failure(self.session, failure, settings)
-            except psycopg.Error:
-                raise SessionLost(failure) from error
+            outcome = outcomes.classify(error.sqlstate, overdue=deadline.reached)
+            await self._fail(Failure(run, started_at, outcome, self._error_record(error)))
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs this run, not the leader
+            await self._fail(Failure(run, started_at, outcomes.PERMANENT_ERROR, _fault(error)))
         if self._job_ran:
-            # At once: what it set could end the session while it rests. A session that is lost here
-            # has its run on record, and takes no other.
-            with contextlib.suppress(psycopg.Error):
+            # At once: what it set could end the session while it rests. A session that is lost
+            # here, or can't be cleaned, has its run on record, and takes no other.
+            try:
                 await self.clean()
+            except psycopg.Error:
+                self.session.close()
 
-    async def _execute_in_transaction(self, run: Run, limits: Limits) -> None:
+    async def _fail(self, failure: Failure) -> None:
+        try:
+            # Where there is none, the server would log a warning.
+            if self.session.connection.info.transaction_status != TransactionStatus.IDLE:
+                await self.session.connection.execute("ROLLBACK")
+            await record_failure(self.session, failure, _RECORD_SECONDS)
+        except psycopg.Error as error:
+            raise Unrecorded(failure) from error
+
+    async def _execute_in_transaction(
+        self, run: Run, bounds: Limits, settings: dict[str, Any]
+    ) -> None:
         session = self.session
+        options = run.options or {}
         # In a message of their own: a statement_timeout does nothing for the one that sets it.
         # A refresh and what it puts on record about its sources see one snapshot. Two of one node
         # meet in the node's row, and the later one fails and is tried again.
-        is_job = (run.options or {}).get("job", False)
+        is_job = options.get("job", False)
         isolation = "READ COMMITTED" if is_job else "REPEATABLE READ"
-        begin = sql.SQL(f"BEGIN ISOLATION LEVEL {isolation}; ") + _set("LOCAL", limits)
+        begin = sql.SQL(f"BEGIN ISOLATION LEVEL {isolation}; ") + _set("LOCAL", bounds)
         await session.connection.execute(begin)
         # From here on the owner's SQL may have been there, however the run ends.
         self._job_ran = is_job
@@ -125,6 +174,8 @@ class Executor:
             await session.connection.execute(begin)
             self._job_ran = is_job
             outcome, owner = await self._perform(run)
+        if bounds.spares_memory and outcome != "skipped":
+            await record_recovery(session, run, bounds, settings)
         await session.connection.execute(
             "COMMIT"
             if owner is None
@@ -136,7 +187,14 @@ class Executor:
         outcome, owner = await self.session.one("perform", **run.key, session_owner=self._owner)
         return outcome, owner
 
-    async def _execute_top_level(self, run: Run, started_at: datetime, limits: Limits) -> None:
+    async def _execute_top_level(
+        self,
+        run: Run,
+        started_at: datetime,
+        bounds: Limits,
+        deadline: Deadline,
+        settings: dict[str, Any],
+    ) -> None:
         row = await self.session.row(
             "top_level_command",
             run_id=run.run_id,
@@ -146,33 +204,47 @@ class Executor:
         )
         if row is None:
             return
-        command, search_path, owner, is_superuser = row
+        command, search_path, owner, owner_name, is_superuser, lock_class = row
         # A session of its own: the command can leave anything behind.
         async with await self._server.connect(
             self._database,
             f"pg_sluice job {self._epoch}",
-            role=None if is_superuser else owner,
+            role=None if is_superuser else owner_name,
         ) as session:
             if is_superuser:
-                await session.connection.execute(
-                    sql.SQL("SET SESSION AUTHORIZATION {}").format(sql.Identifier(owner))
-                )
-            await session.connection.execute(_set("SESSION", limits))
+                await session.row("become", owner=owner)
+            await session.connection.execute(_set("SESSION", bounds))
+            # The lock of the node says who runs it, so that the command can't wait for itself.
             await session.connection.execute(
-                "SELECT pg_catalog.set_config('search_path', %s, false)", [search_path]
+                "SELECT pg_catalog.pg_advisory_lock(%s, %s),"
+                " pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)",
+                [lock_class, run.pgt_id, search_path.encode()],
             )
-            await session.connection.execute(command.encode(), prepare=False)
-        await self.session.row("record_top_level_run", **run.key, started_at=started_at)
+            try:
+                with deadline.enforced(session):
+                    await session.connection.execute(command.encode(), prepare=False)
+            except psycopg.errors.QueryCanceled:
+                # The command may have set a timeout of its own.
+                deadline.lower(await _statement_timeout(session))
+                raise
+        # Somebody's open transaction can hold the node's rows. What can't be recorded in time
+        # counts as not done and is done again: such a job is at-least-once.
+        async with self.session.connection.transaction():
+            await bound_waits(self.session, bounds.lock_timeout)
+            await self.session.row("record_top_level_run", **run.key, started_at=started_at)
+            if bounds.spares_memory:
+                await record_recovery(self.session, run, bounds, settings)
 
     async def clean(self) -> None:
         """Leaves nothing of the runs so far in the session; LISTEN goes too."""
+        # First, so that a timer of the job's that runs out now ends nothing that comes after this.
+        await self.session.row("reset_statement_timeout")
         await self.session.row("clean_session")
         self._owner = None
         self._job_ran = False
 
-    def _error_record(self, error: psycopg.Error, outcome: Outcome) -> dict[str, Any]:
+    def _error_record(self, error: psycopg.Error) -> dict[str, Any]:
         return {
-            "outcome": outcome.name,
             "sqlstate": error.sqlstate,
             "message": error.diag.message_primary or connection.reason(error),
             "detail": error.diag.message_detail,
@@ -181,33 +253,123 @@ class Executor:
         }
 
 
-async def record_failure(session: Session, failure: Failure, settings: dict[str, Any]) -> None:
-    """Records a failed attempt in its member database, with the retry that the policy gives it."""
-    failures = await session.value("failures", pgt_id=failure.run.pgt_id)
-    retry = remediation.retry_seconds(
-        failure.outcome,
-        (failures or 0) + 1,
-        int(settings["max_consecutive_errors"]),
-        settings["retry_backoff_base"],
-        settings["retry_backoff_cap"],
-        random.random(),  # noqa: S311 - jitter, no secret
+class Deadline:
+    """The deadline of a run, kept from outside too: the server's own timer bounds one statement,
+    and a function can catch what it raises.
+    """
+
+    def __init__(self, seconds: float, interrupt: Interrupt) -> None:
+        self._seconds = seconds
+        self._interrupt = interrupt
+        self._started = time.monotonic()
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run has had its time."""
+        return time.monotonic() - self._started >= self._seconds
+
+    def lower(self, seconds: float | None) -> None:
+        """Takes a shorter deadline that the run had set itself."""
+        if seconds is not None:
+            self._seconds = min(self._seconds, seconds)
+
+    @contextlib.contextmanager
+    def enforced(self, session: Session) -> Iterator[None]:
+        """Meanwhile cancels what the session does a grace after the deadline, and after another
+        grace terminates the session. A session that was interrupted is closed: what was sent may
+        reach it late, and must not end another run."""
+        pid, since = session.connection.pgconn.backend_pid, datetime.now(UTC)
+        loop = asyncio.get_running_loop()
+        left = self._started + self._seconds + _GRACE_SECONDS - time.monotonic()
+        cancel = loop.call_later(left, self._interrupt, pid, since, False)
+        terminate = loop.call_later(left + _GRACE_SECONDS, self._interrupt, pid, since, True)
+        try:
+            yield
+        finally:
+            if loop.time() >= cancel.when():
+                session.close()
+            cancel.cancel()
+            terminate.cancel()
+
+
+async def record_failure(session: Session, failure: Failure, lock_seconds: float) -> None:
+    """Records a failed attempt in its member database, with what follows from it.
+
+    Waits no longer than that for a lock, and then raises LockNotAvailable with nothing recorded.
+    """
+    async with session.connection.transaction():
+        await bound_waits(session, lock_seconds)
+        row = await session.row("failure_state", pgt_id=failure.run.pgt_id)
+        if row is None:
+            # The node is gone.
+            return
+        errors, work_mem, policy = row
+        verdict = remediation.judge(
+            failure.outcome,
+            errors,
+            work_mem,
+            remediation.Policy(**policy),
+            random.random(),  # noqa: S311 - jitter, no secret
+        )
+        await session.row(
+            "record_failure",
+            **failure.run.key,
+            started_at=failure.started_at,
+            error=Jsonb(
+                {"outcome": failure.outcome.name}
+                | {
+                    key: shortened(given, _ERROR_BYTES) if isinstance(given, str) else given
+                    for key, given in failure.error.items()
+                }
+            ),
+            verdict=Jsonb(verdict.record()),
+        )
+
+
+async def bound_waits(session: Session, seconds: float) -> None:
+    """The longest wait for a lock in the session's transaction."""
+    await session.row("bound_waits", lock_timeout=limits.milliseconds(seconds))
+
+
+async def record_recovery(
+    session: Session, run: Run, bounds: Limits, settings: dict[str, Any]
+) -> None:
+    """Counts a success under a remedy, which ends step by step."""
+    work_mem, successes = remediation.after_success(
+        bounds.work_mem,
+        int((run.options or {}).get("successes", 0)),
+        int(settings["refresh_work_mem"]),
+        int(settings["recovery_successes"]),
     )
-    await session.row(
-        "record_failure",
-        **failure.run.key,
-        started_at=failure.started_at,
-        error=Jsonb(failure.error),
-        counts=failure.outcome.counts,
-        retry_seconds=retry,
-    )
+    await session.row("record_recovery", pgt_id=run.pgt_id, work_mem=work_mem, successes=successes)
 
 
-def _milliseconds(seconds: float) -> sql.Literal:
-    return sql.Literal(f"{max(1, round(seconds * 1000))}ms")
+def _fault(error: Exception) -> dict[str, Any]:
+    return {
+        "sqlstate": "XX000",
+        "message": f"unexpected {type(error).__name__}: {connection.reason(error)}",
+    }
 
 
-def _set(scope: str, limits: Limits) -> sql.Composed:
+async def _statement_timeout(session: Session) -> float | None:
+    """The statement_timeout that a session has now, in seconds; None for none."""
+    try:
+        milliseconds = await session.value("statement_timeout")
+    except psycopg.Error:
+        # It has ended, or its transaction has failed.
+        return None
+    return milliseconds / 1000 if milliseconds else None
+
+
+def _unreadable(error: ValueError) -> dict[str, Any]:
+    return {
+        "sqlstate": "22023",
+        "message": f"stored option can't be read: {error}",
+    }
+
+
+def _set(scope: str, bounds: Limits) -> sql.Composed:
     return sql.SQL("; ").join(
-        sql.SQL("SET {} {} = {}").format(sql.SQL(scope), sql.Identifier(name), value)
-        for name, value in limits.items()
+        sql.SQL("SET {} {} = {}").format(sql.SQL(scope), sql.Identifier(name), sql.Literal(value))
+        for name, value in bounds.settings().items()
     )

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from .. import connection
+from ..connection import Name
 from ..core import remediation, share
-from .executor import Executor, Run, SessionLost
+from .executor import Executor, Run, Unrecorded
 from .session import StartTimeout
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Pool:
                 surplus -= _wake(idle.popleft(), goes_on=False)
 
     def stop_claiming(self) -> None:
-        """From here on no run is claimed; those in progress end."""
+        """No run is claimed while `claiming` is false; those in progress end."""
         self.claiming = False
         for db_oid in list(self._idle):
             self.retire(db_oid)
@@ -108,7 +109,8 @@ class Pool:
                 db_oid = share.next_database(wanting, self.held, self._served)
                 if db_oid is None:
                     break
-                if not await self._start_worker(db_oid):
+                # One that has left meanwhile leaves the slot to the others.
+                if not await self._start_worker(db_oid) and self._wants(db_oid):
                     self._borrow_back(db_oid)
                     break
 
@@ -134,13 +136,14 @@ class Pool:
                     return
 
     async def _start_worker(self, db_oid: int) -> bool:
+        # It may be no member any more when the slot is there: then its worker claims nothing.
+        database = self._leader.members[db_oid]
         row = await self._leader.control.row(
             "reserve_slot", epoch=self._leader.epoch, db_oid=db_oid
         )
         if row is None or row[0] is None:
             return False
         slot, nonce, application_name = row
-        database = self._leader.members[db_oid]
         self.held[db_oid] += 1
         self._served[db_oid] = max(self._served.values(), default=0) + 1
         self._starting[db_oid] += 1
@@ -150,13 +153,13 @@ class Pool:
         return True
 
     async def _work(
-        self, db_oid: int, database: str, slot: int, nonce: Any, application_name: str
+        self, db_oid: int, database: Name, slot: int, nonce: Any, application_name: str
     ) -> None:
         """The life of a worker, from a reserved slot until the slot is free again."""
-        lost: SessionLost | None = None
+        lost: Unrecorded | None = None
         session = None
         try:
-            session = await self._connect(database, nonce, application_name)
+            session = await self._connect(db_oid, database, nonce, application_name)
         except StartTimeout as late:
             self._starting[db_oid] -= 1
             await self._refuse(db_oid, late)
@@ -170,7 +173,7 @@ class Pool:
         try:
             if session is not None:
                 await self._serve(db_oid, database, slot, session)
-        except SessionLost as found:
+        except Unrecorded as found:
             lost = found
         finally:
             if session is not None:
@@ -184,7 +187,9 @@ class Pool:
             self.offer(db_oid)
         self._changed.set()
 
-    async def _connect(self, database: str, nonce: Any, application_name: str) -> Session | None:
+    async def _connect(
+        self, db_oid: int, database: Name, nonce: Any, application_name: str
+    ) -> Session | None:
         """The session of a reserved slot, which is live then; None when the slot is gone."""
         leader = self._leader
         session = await leader.server.connect(
@@ -194,9 +199,11 @@ class Pool:
         )
         try:
             try:
-                pid, backend_start = await session.one("identity")
+                pid, backend_start, database_oid = await session.one("identity")
             except psycopg.Error as error:
                 raise psycopg.OperationalError(str(error)) from error
+            if database_oid != db_oid:
+                raise psycopg.OperationalError("another database has its name")
             live = await leader.control.value(
                 "activate_slot",
                 epoch=leader.epoch,
@@ -226,9 +233,9 @@ class Pool:
         self._refused_until[db_oid] = loop.time() + pause
         loop.call_later(pause, self._changed.set)
 
-    async def _serve(self, db_oid: int, database: str, slot: int, session: Session) -> None:
+    async def _serve(self, db_oid: int, database: Name, slot: int, session: Session) -> None:
         leader = self._leader
-        executor = Executor(leader.server, database, session, leader.epoch)
+        executor = Executor(leader.server, database, session, leader.epoch, leader.interrupt)
         finished: Any = None
         # Whoever is given a slot runs something with it before anybody else's turn comes.
         goes_on = self._may_claim(db_oid)
@@ -290,19 +297,29 @@ class Pool:
 
     async def _rest(self, db_oid: int, session: Session) -> bool:
         """Waits for work; false when the worker is to end, also since its session has ended."""
+        if not self._may_claim(db_oid):
+            # Who ended the idle ones has not seen it.
+            return False
         self.backlog[db_oid] = 0
         woken: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._idle[db_oid].append(woken)
         if self._waiting():
             # Somebody may wait for the slot of a worker that has nothing to do.
             self._changed.set()
+
+        def give_up() -> None:
+            _wake(woken, goes_on=False)
+
+        # Whoever comes first decides: a run that was offered is not left to nobody.
+        idle = asyncio.get_running_loop().call_later(
+            self._leader.settings["worker_idle_timeout"], give_up
+        )
         try:
-            async with asyncio.timeout(self._leader.settings["worker_idle_timeout"]):
-                # A resting session is sent nothing but its end.
-                with session.watched(lambda: _wake(woken, goes_on=False)):
-                    return await woken
-        except TimeoutError:
-            return False
+            # A resting session is sent nothing but its end.
+            with session.watched(give_up):
+                return await woken
+        finally:
+            idle.cancel()
 
     async def _free(self, nonce: Any) -> None:
         """Gives the slot back once the backend is gone; after a while reconciliation has to."""

@@ -4,112 +4,99 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
 from datetime import datetime
 from typing import Any
 
 import psycopg
 
-from .. import __version__, connection
-from ..backend.entry import server_error
-from ..backend.plpy_types import Plpy, rows
-from ..core import errors, outcomes
-from ..core.errors import SluiceError
+from .. import __version__
+from ..backend import server
+from ..backend.plpy_types import Plpy
+from ..connection import Name
+from ..core import outcomes
+from . import procedure
+from .announcer import announce
 from .executor import Failure, Run
 from .pool import Pool
+from .procedure import Home
 from .scheduler import Scheduler
-from .session import Server, Session
+from .session import ControlSession, woken
+from .upkeep import CONTROL, Upkeep
 
-_INTERRUPT_SECONDS = 0.1
 _LEASE_RENEWALS = 3
 _LONG_RUN_SECONDS = 1.0
+_TRY_TO_END_SECONDS = 60.0
+"""From a try to end, which can keep others waiting for _LONG_RUN_SECONDS, to the next one."""
 _END_POLL_SECONDS = 0.02
 _SLOTS_SECONDS = 5.0
+_STUCK_SECONDS = 5.0
+"""What a terminated session may take to end before somebody is told."""
+_LISTEN_AGAIN_SECONDS = 1.0
 _GUESTS = 4
 """Schedulers at a time beyond max_scheduler_connections."""
-_CONTROL_OPTIONS = "-c synchronous_commit=off -c DateStyle=ISO"
+_CONTROL_OPTIONS = "-c synchronous_commit=off -c DateStyle=ISO -c lock_timeout=2s"
+"""No lock there is held for long. A statement that meets one that is keeps all others waiting: they
+share the session. Before its next attempt the renewal of the lease has its turn. A lock that is
+held for some ten seconds ends the leader."""
 
 
-def lead(plpy: Plpy, seconds: float) -> str:
+def lead(plpy: Plpy, seconds: float | None) -> str:
     """Leads for that many seconds (0: one pass). Gives the JSON that `_sluice.unwrap` takes."""
-    # What psycopg would warn about on stderr, which is the server's log, reaches us as errors.
-    logging.getLogger("psycopg").addHandler(logging.NullHandler())
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(_lead(plpy, seconds))
-    except BaseExceptionGroup as group:
-        return _error_record(plpy, _first(group))
-    except Exception as error:  # noqa: BLE001 - every end becomes a record with its own SQLSTATE
-        return _error_record(plpy, error)
-    finally:
-        loop.close()
-    return json.dumps({"value": None})
+    return procedure.run(plpy, seconds, _lead)
 
 
-async def _lead(plpy: Plpy, seconds: float) -> None:
-    (where,) = rows(
-        plpy,
-        "SELECT pg_catalog.current_setting('cron.database_name', true) AS control,"
-        " pg_catalog.current_database()::text AS database,"
-        " pg_catalog.current_setting('unix_socket_directories') AS sockets,"
-        " pg_catalog.current_setting('port') AS port,"
-        " pg_catalog.current_setting('server_version_num') AS version,"
-        " current_user::text AS role, a.pid,"
-        " pg_catalog.to_json(a.backend_start) #>> '{}' AS backend_start"
-        " FROM pg_catalog.pg_stat_activity AS a WHERE a.pid = pg_catalog.pg_backend_pid()",
-    )
-    plpy.commit()
-    if where["control"] is None:
-        raise errors.no_control_database()
-    if where["control"] != where["database"]:
-        raise errors.not_control_database(where["control"], where["database"])
-    server = Server(where["sockets"], where["port"], where["role"], int(where["version"]))
-    async with await server.connect(
-        where["control"], "pg_sluice leader", options=_CONTROL_OPTIONS
-    ) as control:
-        leader = Leader(plpy, server, where["control"], control)
-        await leader.run(seconds, where["pid"], where["backend_start"])
+async def _lead(plpy: Plpy, home: Home, seconds: float) -> None:
+    opened = await home.server.connect(home.database, "pg_sluice leader", options=_CONTROL_OPTIONS)
+    async with ControlSession(opened.connection) as control:
+        leader = Leader(plpy, home, control)
+        await leader.run(seconds)
 
 
 class Leader:
     """What the tasks of the leader share."""
 
-    def __init__(self, plpy: Plpy, server: Server, database: str, control: Session) -> None:
+    def __init__(self, plpy: Plpy, home: Home, control: ControlSession) -> None:
         self._plpy = plpy
-        self._database = database
-        self.server = server
+        self.home = home
+        self.server = home.server
         self.control = control
         self.epoch = 0
         self.version = ""
         self.limit = 0
         self.settings: dict[str, Any] = {}
         self.cluster_settings: dict[str, Any] = {}
-        self.members: dict[int, str] = {}
+        self.members: dict[int, Name] = {}
         self.pool: Pool
+        self.upkeep = Upkeep(self)
         self._tasks: asyncio.TaskGroup
         self._schedulers: dict[int, tuple[Scheduler, asyncio.Task[None]]] = {}
         self._news = asyncio.Event()
         self._over = asyncio.Event()
         self._connected: set[int] = set()
         self._guests = asyncio.Semaphore(_GUESTS)
+        self._interrupting: set[asyncio.Task[None]] = set()
+        self._stuck = 0
+        """Runs that nothing can end: the leader does not wait for them when it ends itself."""
 
-    async def run(self, seconds: float, pid: int, backend_start: str) -> None:
+    async def run(self, seconds: float) -> None:
         """Takes the lease and leads until the term is over, or ends at once if another leads."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self.pool = Pool(self, tasks.create_task)
-            background = [tasks.create_task(self._interrupts())]
+            background = [tasks.create_task(procedure.interrupts(self._plpy))]
             await self._load_settings()
-            if await self._acquire(pid, backend_start):
+            if await self._acquire():
                 background.append(tasks.create_task(self._keep_lease()))
                 await self._look_around()
                 background.append(tasks.create_task(self._control_loop()))
                 background.append(tasks.create_task(self._listen()))
                 background.append(tasks.create_task(self.pool.dispatch()))
+                if seconds > 0:
+                    background.append(tasks.create_task(self.upkeep.run()))
                 await (self._term(seconds) if seconds > 0 else self._single_pass())
                 await self._finish_runs()
                 background.extend(task for _, task in self._schedulers.values())
+                background.extend(self._interrupting)
             for task in background:
                 task.cancel()
         if self.epoch:
@@ -134,7 +121,8 @@ class Leader:
         return db_oid in self.members and entry is not None and entry[0].well
 
     def run_ended(self, db_oid: int, pgt_id: int) -> None:
-        """Tells the scheduler of a database that a run has ended."""
+        """Tells the scheduler of a database, and upkeep, that a run has ended."""
+        self.upkeep.run_ended()
         if entry := self._schedulers.get(db_oid):
             entry[0].run_ended(pgt_id)
 
@@ -146,28 +134,54 @@ class Leader:
         else:
             await self.finish(failure.run.run_id)
 
+    def warn(self, message: str) -> None:
+        """Tells the server's log what can be told nowhere else."""
+        server.warn(self._plpy, message)
+
+    def interrupt(self, pid: int, since: datetime, terminate: bool) -> None:
+        """Has a backend cancelled or terminated whose run, begun at `since`, is overdue."""
+        interrupting = self._interrupt(pid, since, terminate)
+        try:
+            task = self._tasks.create_task(interrupting)
+        except RuntimeError:
+            # The leader is coming to its end, and ends the sessions of its runs with it.
+            interrupting.close()
+            return
+        self._interrupting.add(task)
+        task.add_done_callback(self._interrupting.discard)
+
+    async def _interrupt(self, pid: int, since: datetime, terminate: bool) -> None:
+        backend_start = await self.control.value(
+            "interrupt_backend", epoch=self.epoch, pid=pid, since=since, terminate=terminate
+        )
+        if not terminate or backend_start is None:
+            return
+        await asyncio.sleep(_STUCK_SECONDS)
+        stuck = False
+        # Again and again, since the alert of a database is closed when the first of several ends.
+        while await self.control.value(
+            "report_stuck_backend", epoch=self.epoch, pid=pid, backend_start=backend_start
+        ):
+            self._stuck += not stuck
+            stuck = True
+            await asyncio.sleep(_STUCK_SECONDS)
+        self._stuck -= stuck
+
     async def finish(self, run_id: Any) -> None:
         """Takes a run out of the queue."""
         await self.control.row(
             "next_run", epoch=self.epoch, finished=run_id, db_oid=None, slot=None
         )
 
-    async def _interrupts(self) -> None:
-        """Cancel and terminate are seen inside SPI only; the commit lets go of the snapshot."""
-        while True:
-            self._plpy.execute("SELECT 1")
-            self._plpy.commit()
-            await asyncio.sleep(_INTERRUPT_SECONDS)
-
-    async def _acquire(self, pid: int, backend_start: str) -> bool:
+    async def _acquire(self) -> bool:
         """Takes the lease; where another holds it, waits for one TTL and tries once more."""
         ttl = self.settings["lease_ttl"]
         for attempt in (1, 2):
             acquired, epoch, wait = await self.control.one(
-                "acquire_lease", pid=pid, backend_start=backend_start, ttl=ttl
+                "acquire_lease", pid=self.home.pid, backend_start=self.home.backend_start, ttl=ttl
             )
             if acquired:
-                self.epoch = epoch
+                self.epoch = self.control.epoch = epoch
                 return True
             if attempt == 1:
                 await asyncio.sleep(min(ttl, wait) + 0.05)
@@ -184,24 +198,29 @@ class Leader:
             self.cluster_settings,
             self.limit,
             self.version,
+            upkeep_is_due,
         ) = await self.control.one("control_state")
+        # As a member it is its scheduler that sees to it.
+        if upkeep_is_due and self.home.database not in self.members.values():
+            self.upkeep.want(CONTROL)
         if self.version != __version__:
             # The extension was updated: the next leader loads the package of that version.
             self._over.set()
 
     async def _control_loop(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.settings["scheduler_interval"]):
-                    await self._news.wait()
-            self._news.clear()
+            await woken(self._news, self.settings["scheduler_interval"])
             await self._load_settings()
             self.pool.shrink()
             await self._look_around()
+            await announce(self.control)
 
     async def _look_around(self) -> None:
         """Members that came and went, what former leaders left, and who has work."""
-        self.members = dict(await self.control.rows("members", epoch=self.epoch))
+        self.members = {
+            db_oid: Name(database, dbname)
+            for db_oid, database, dbname in await self.control.rows("members", epoch=self.epoch)
+        }
         most = int(self.settings["max_scheduler_connections"])
         self._connected = set(sorted(self.members)[:most])
         for db_oid in [db_oid for db_oid, (_, task) in self._schedulers.items() if task.done()]:
@@ -210,6 +229,7 @@ class Leader:
             # It ends by itself, with the run that it may have in serial mode.
             self._schedulers[db_oid][0].wake()
             self.pool.retire(db_oid)
+            self.upkeep.members_left()
         for db_oid in self.members.keys() - self._schedulers.keys():
             scheduler = Scheduler(self, db_oid)
             task = self._tasks.create_task(scheduler.run())
@@ -239,29 +259,55 @@ class Leader:
                 await self.settle_lost(db_oid, _crashed(run, started_at))
 
     async def _listen(self) -> None:
-        """Wake-ups from the control database, over a session of their own."""
-        async with await self.server.connect(
-            self._database, "pg_sluice listener", options=_CONTROL_OPTIONS
-        ) as session:
-            await session.row("listen")
-            wake = asyncio.Event()
-            while True:
-                await session.rest(wake, 60)
-                # Reads what came, and notices a lost connection.
-                await session.connection.execute("")
-                self._news.set()
+        """Wake-ups from the control database, over a session of their own.
+
+        Without it the leader is slower to notice, and no worse: it is made again until it stands.
+        """
+        while True:
+            with contextlib.suppress(psycopg.Error):
+                async with await self.server.connect(
+                    self.home.database, "pg_sluice listener", options=_CONTROL_OPTIONS
+                ) as session:
+                    await session.listen()
+                    # What was told while nobody listened.
+                    self._news.set()
+                    wake = asyncio.Event()
+                    while session.listens:
+                        await session.rest(wake, 60)
+                        session.take_notified()
+                        # Notices a lost connection.
+                        await session.connection.execute("")
+                        self._news.set()
+            await asyncio.sleep(_LISTEN_AGAIN_SECONDS)
 
     async def _term(self, seconds: float) -> None:
+        """Waits until the term is over, and goes on claiming while runs take long that are left."""
         loop = asyncio.get_running_loop()
-        start = loop.time()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
-        except TimeoutError:
-            while loop.time() < start + 2 * seconds and any(
-                loop.time() - since > _LONG_RUN_SECONDS for since in self.pool.runs.values()
-            ):
-                await asyncio.sleep(_END_POLL_SECONDS)
+        turn = loop.time()
+        # A leader of another version than the extension claims nothing more in any case.
+        while self._in_progress() and self.version == __version__:
+            if loop.time() < turn:
+                pass
+            elif not self.pool.claiming:
+                # What had just begun takes long too. Who waits is looked up anew.
+                self.pool.claiming = True
+                self._news.set()
+                turn = loop.time() + _TRY_TO_END_SECONDS
+            elif not self._takes_long():
+                self.pool.stop_claiming()
+                turn = loop.time() + _LONG_RUN_SECONDS
+            await asyncio.sleep(_END_POLL_SECONDS)
+
+    def _in_progress(self) -> bool:
+        return len(self.pool.runs) > self._stuck or self.pool.claims > 0
+
+    def _takes_long(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        begun = self.pool.runs.values()
+        return sum(now - since > _LONG_RUN_SECONDS for since in begun) > self._stuck
 
     async def _single_pass(self) -> None:
         await asyncio.gather(*(s.ticked.wait() for s, _ in self._schedulers.values()))
@@ -269,10 +315,11 @@ class Leader:
             self.serves(db_oid) for db_oid, _ in await self.control.rows("waiting_databases")
         ):
             await asyncio.sleep(_END_POLL_SECONDS)
+        await self.upkeep.one_round()
 
     async def _finish_runs(self) -> None:
         self.pool.stop_claiming()
-        while self.pool.runs or self.pool.claims:
+        while self._in_progress():
             await asyncio.sleep(_END_POLL_SECONDS)
         # A session that is slow to go leaves its slot to the next leader's reconciliation.
         with contextlib.suppress(TimeoutError):
@@ -288,32 +335,6 @@ def _crashed(run: Run, started_at: datetime) -> Failure:
         started_at,
         outcomes.WORKER_CRASHED,
         {
-            "outcome": outcomes.WORKER_CRASHED.name,
             "message": "the run's session ended without leaving an outcome",
         },
     )
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error of a group that says most: one of the server before one of ours."""
-    found = [
-        _first(error) if isinstance(error, BaseExceptionGroup) else error
-        for error in group.exceptions
-    ]
-    return min(found, key=lambda error: not isinstance(error, psycopg.Error))
-
-
-def _error_record(plpy: Plpy, error: BaseException) -> str:
-    if isinstance(error, SluiceError):
-        record = error
-    elif isinstance(error, psycopg.Error):
-        record = (
-            errors.leadership_lost()
-            if error.sqlstate == "SL001"
-            else connection.as_sluice_error(error)
-        )
-    elif isinstance(error, plpy.SPIError):
-        record = server_error(error)
-    else:
-        raise error
-    return json.dumps({"error": record.record()})

@@ -13,13 +13,13 @@ SELECT _sluice.renew_lease(%(epoch)s, %(ttl)s);
 SELECT _sluice.release_lease(%(epoch)s);
 
 -- name: control_state
--- Control. Settings, the copy of them for members, the worker limit and our version.
+-- Control. Settings, the copy of them for members, the worker limit, our version, and upkeep.
 SELECT _sluice.settings_in_force(), _sluice.cluster_settings(), _sluice.worker_limit(),
-    (SELECT e.extversion FROM pg_catalog.pg_extension AS e WHERE e.extname = 'pg_sluice');
+    _sluice.extension_version(), _sluice.upkeep_is_due();
 
 -- name: members
 -- Control. The databases to schedule.
-SELECT db_oid, database FROM _sluice.members(%(epoch)s);
+SELECT db_oid, database, dbname FROM _sluice.members(%(epoch)s);
 
 -- name: waiting_databases
 -- Control. Members that have runs to claim.
@@ -29,9 +29,25 @@ SELECT db_oid, runs FROM _sluice.waiting_databases();
 -- Control. Free the slots of sessions that are gone.
 SELECT _sluice.reconcile_slots(%(epoch)s);
 
+-- name: end_runs
+-- Control. Runs that lost their session run no more.
+SELECT _sluice.end_runs(%(epoch)s, %(run_ids)s::pg_catalog.uuid[]);
+
 -- name: orphaned_runs
 -- Control. Runs that former leaders left.
 SELECT run_id, db_oid, pgt_id, due_at, attempt, started_at FROM _sluice.orphaned_runs(%(epoch)s);
+
+-- name: check_lease
+-- Control. Whether it is still ours.
+SELECT _sluice.enter_gate(%(epoch)s);
+
+-- name: interrupt_backend
+-- Control. End a run that is past its deadline.
+SELECT _sluice.interrupt_backend(%(epoch)s, %(pid)s, %(since)s, %(terminate)s);
+
+-- name: report_stuck_backend
+-- Control. One that did not end.
+SELECT _sluice.report_stuck_backend(%(epoch)s, %(pid)s, %(backend_start)s);
 
 -- name: reserve_slot
 -- Control. free -> reserved.
@@ -55,7 +71,15 @@ SELECT _sluice.evict_former_sessions(%(epoch)s);
 
 -- name: enqueue
 -- Control. Queue what a tick found due.
-SELECT _sluice.enqueue(%(epoch)s, %(db_oid)s, %(runs)s);
+SELECT queued, is_full FROM _sluice.enqueue(%(epoch)s, %(db_oid)s, %(runs)s);
+
+-- name: known_nodes
+-- Control. Nodes of a member that are queued or paused.
+SELECT _sluice.known_nodes(%(epoch)s, %(db_oid)s);
+
+-- name: forget_nodes
+-- Control. Take away what is queued or paused of those that are gone.
+SELECT _sluice.forget_nodes(%(epoch)s, %(db_oid)s, %(pgt_ids)s);
 
 -- name: next_run
 -- Control. Finish a run and claim the next.
@@ -68,7 +92,22 @@ SELECT _sluice.record_tick(%(epoch)s, %(db_oid)s, %(milliseconds)s);
 
 -- name: record_failed_tick
 -- Control. Health of a database that can't be scheduled.
-SELECT _sluice.record_failed_tick(%(epoch)s, %(db_oid)s, %(state)s, %(error)s);
+SELECT _sluice.record_failed_tick(%(epoch)s, %(db_oid)s, %(state)s, %(error)s, %(detail)s);
+
+-- name: pending_alerts
+-- Any. What is to be announced.
+SELECT seq, version, alert FROM _sluice.pending_alerts(pg_catalog.clock_timestamp());
+
+-- name: emit_alerts
+-- Any. Announce it.
+SELECT _sluice.emit_alerts(
+    pg_catalog.clock_timestamp(), %(seqs)s::pg_catalog.int8[], %(versions)s::pg_catalog.text[],
+    %(payloads)s::pg_catalog.bytea[]
+);
+
+-- name: may_listen
+-- Any. Whether listening would begin at once: it begins with going through the server's whole queue.
+SELECT pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.01;
 
 -- name: listen
 -- Any. Be woken.
@@ -76,7 +115,8 @@ LISTEN sluice_wake;
 
 -- name: identity
 -- Any. Who this session is.
-SELECT a.pid, pg_catalog.to_json(a.backend_start) OPERATOR(pg_catalog.#>>) '{}' FROM pg_catalog.pg_stat_activity AS a
+SELECT a.pid, pg_catalog.to_json(a.backend_start) OPERATOR(pg_catalog.#>>) '{}', a.datid::pg_catalog.int8
+FROM pg_catalog.pg_stat_activity AS a
 WHERE a.pid OPERATOR(pg_catalog.=) pg_catalog.pg_backend_pid();
 
 -- name: member_state
@@ -89,19 +129,35 @@ SELECT _sluice.copy_cluster_settings(%(settings)s);
 
 -- name: tick
 -- Member. What is due, and when the next node is.
-SELECT due, wait_seconds FROM _sluice.tick(%(limit)s, %(busy)s);
+SELECT due, wait_seconds, has_alerts FROM _sluice.tick(%(limit)s, %(busy)s);
 
 -- name: advance
 -- Member. Move queued nodes on.
 SELECT _sluice.advance(%(moves)s);
 
+-- name: nodes_ahead
+-- Member. Nodes that a clock which was set back since has left in the future.
+SELECT pg_catalog.jsonb_agg(pg_catalog.to_jsonb(a)) FROM _sluice.nodes_ahead() AS a;
+
+-- name: turn_back
+-- Member. Bring them back.
+SELECT _sluice.turn_back(%(moves)s);
+
+-- name: gone_nodes
+-- Member. Which of them are gone.
+SELECT _sluice.gone_nodes(%(known)s);
+
+-- name: report_queue
+-- Member. Whether all that is due could be queued.
+SELECT _sluice.report_queue(%(is_full)s);
+
 -- name: quarantine
 -- Member. Set a node aside whose schedule can't be read.
-SELECT _sluice.quarantine(%(pgt_id)s, %(message)s);
+SELECT _sluice.quarantine(%(pgt_id)s, %(message)s, %(next_fire_at)s);
 
 -- name: upkeep
--- Member. One batch of cleaning up.
-SELECT _sluice.upkeep();
+-- Any. One step of it.
+SELECT is_due, deleted FROM _sluice.upkeep();
 
 -- name: perform
 -- Member. One run, inside a transaction.
@@ -110,10 +166,16 @@ FROM _sluice.perform(%(run_id)s, %(pgt_id)s, %(due_at)s, %(attempt)s, %(reason)s
 
 -- name: top_level_command
 -- Member. What a job outside a transaction block executes.
-SELECT command, search_path, owner_name, is_superuser
+SELECT command, search_path, owner, owner_name, is_superuser, _sluice.lock_class('node')
 FROM _sluice.top_level_command(
     %(run_id)s, %(pgt_id)s, %(due_at)s, %(attempt)s
 );
+
+-- name: become
+-- Member. Be that superuser. Its name can be no text for us.
+SELECT pg_catalog.set_config('session_authorization', r.rolname, false) IS NOT NULL
+FROM pg_catalog.pg_roles AS r
+WHERE r.oid OPERATOR(pg_catalog.=) %(owner)s;
 
 -- name: record_top_level_run
 -- Member. The success of such a job.
@@ -121,17 +183,46 @@ SELECT _sluice.record_top_level_run(
     %(run_id)s, %(pgt_id)s, %(due_at)s, %(attempt)s, %(started_at)s, %(reason)s
 );
 
--- name: failures
--- Member. Failures of a node in a row, so far.
-SELECT _sluice.failures(%(pgt_id)s);
+-- name: bound_waits
+-- Member. The longest wait for a lock in this transaction.
+SELECT pg_catalog.set_config('lock_timeout', %(lock_timeout)s, true);
+
+-- name: statement_timeout
+-- Any. In milliseconds.
+SELECT s.setting::pg_catalog.int8 FROM pg_catalog.pg_settings AS s
+WHERE s.name OPERATOR(pg_catalog.=) 'statement_timeout';
+
+-- name: failure_state
+-- Member. What is decided about a failure from; locks it.
+SELECT consecutive_errors, work_mem, policy FROM _sluice.failure_state(%(pgt_id)s);
 
 -- name: record_failure
 -- Member. A failed attempt.
 SELECT _sluice.record_failure(
     %(run_id)s, %(pgt_id)s, %(due_at)s, %(attempt)s, %(started_at)s, %(reason)s, %(error)s,
-    %(counts)s, %(retry_seconds)s
+    %(verdict)s
 );
+
+-- name: record_recovery
+-- Member. A success under a remedy.
+SELECT _sluice.record_recovery(%(pgt_id)s, %(work_mem)s, %(successes)s);
+
+-- name: reset_statement_timeout
+-- Member. Of a session that a job may have set.
+RESET statement_timeout;
 
 -- name: clean_session
 -- Member. Let nothing of one owner meet the next.
 DISCARD ALL;
+
+-- name: server_metrics
+-- Control. The part of the metrics that is about the server.
+SELECT _sluice.server_metrics();
+
+-- name: leader_lives
+-- Control. Whether somebody leads.
+SELECT _sluice.leader_lives();
+
+-- name: node_metrics
+-- Member. The part that is about a database.
+SELECT _sluice.node_metrics(%(limit)s);

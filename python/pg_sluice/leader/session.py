@@ -10,15 +10,24 @@ from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import psycopg
-from psycopg import AsyncConnection, pq
-from psycopg.conninfo import make_conninfo
+from psycopg import AsyncConnection, AsyncCursor, pq
 
 from .. import connection
+from ..connection import Name
 from .queries import statements
+from .retry import retrying
 
 _STATEMENTS = statements()
 _OPTIONS = "-c client_connection_check_interval=500ms"
 """A session of the leader's ends within a second of a leader that dies."""
+
+
+async def woken(wake: asyncio.Event, seconds: float) -> None:
+    """Waits until `wake` is set, at most that long, and clears it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+    wake.clear()
 
 
 class StartTimeout(psycopg.errors.ConnectionTimeout):
@@ -80,27 +89,27 @@ def _half_close(pgconn: pq.abc.PGconn) -> socket.socket | None:
 class Server:
     """How to connect, and as whom."""
 
-    def __init__(self, sockets: str, port: str, role: str, version: int) -> None:
+    def __init__(self, sockets: str, port: str, role: bytes, version: int) -> None:
         self._where = (sockets, port, role)
         self._version = version
 
     async def connect(
         self,
-        database: str,
+        database: Name,
         application_name: str,
         *,
-        role: str | None = None,
+        role: bytes | None = None,
         seconds: float = connection.CONNECT_SECONDS,
         options: str = "",
     ) -> Session:
         """A new session within that many seconds; raises psycopg.OperationalError."""
-        given = connection.parameters(*self._where, database, self._version)
+        given = connection.parameters(*self._where, database.raw, self._version)
         given["options"] += f" {_OPTIONS} {options}"
         if role is not None:
             given["user"] = role
         del given["connect_timeout"]
         pgconn = pq.PGconn.connect_start(
-            make_conninfo("", **given, application_name=application_name).encode()
+            connection.conninfo(given | {"application_name": application_name})
         )
         try:
             async with asyncio.timeout(seconds):
@@ -114,6 +123,7 @@ class Server:
                 left.close()
             raise
         opened = AsyncConnection(pgconn)
+        connection.send_acceptable(opened)
         await opened.set_autocommit(True)
         return Session(opened)
 
@@ -123,16 +133,34 @@ class Session:
 
     def __init__(self, opened: AsyncConnection[Any]) -> None:
         self.connection = opened
+        self.listens = False
+        """Whether it is woken by notification, as far as we know."""
         self._notified = False
         opened.add_notify_handler(self._notice)
+
+    async def listen(self) -> None:
+        """Be woken by notification, unless that would take long to begin."""
+        self.listens = False
+        if await self.value("may_listen"):
+            await self.row("listen")
+            self.listens = True
 
     def _notice(self, _: object) -> None:
         self._notified = True
 
     def take_notified(self) -> bool:
         """Whether a notification has come since; what is in it doesn't matter."""
-        notified, self._notified = self._notified, False
+        notified, self._notified = self._has_come(), False
         return notified
+
+    def _has_come(self) -> bool:
+        """Whether there is a notification that nobody has taken, be it unread."""
+        # What has failed here, the next statement will tell.
+        with contextlib.suppress(psycopg.Error):
+            self.connection.pgconn.consume_input()
+            while self.connection.pgconn.notifies():
+                self._notified = True
+        return self._notified
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,13 +170,16 @@ class Session:
 
     async def row(self, name: str, **arguments: Any) -> tuple[Any, ...] | None:
         """The first row of a statement of queries.sql."""
-        cursor = await self.connection.execute(_STATEMENTS[name], arguments or None)
+        cursor = await self._execute(name, arguments)
         return None if cursor.description is None else await cursor.fetchone()
 
     async def rows(self, name: str, **arguments: Any) -> list[tuple[Any, ...]]:
         """All rows of a statement of queries.sql."""
-        cursor = await self.connection.execute(_STATEMENTS[name], arguments or None)
+        cursor = await self._execute(name, arguments)
         return await cursor.fetchall()
+
+    async def _execute(self, name: str, arguments: dict[str, Any]) -> AsyncCursor[Any]:
+        return await self.connection.execute(_STATEMENTS[name], arguments or None)
 
     async def one(self, name: str, **arguments: Any) -> tuple[Any, ...]:
         """The row of a statement that always gives one."""
@@ -163,18 +194,23 @@ class Session:
         return None if row is None else row[0]
 
     async def rest(self, wake: asyncio.Event, seconds: float) -> None:
-        """Waits until the server sends something (a notification, or its end), until `wake` is set,
-        or that long; clears `wake`. Another task must not use the session meanwhile, or what the
-        server sends is noticed only afterwards.
+        """Waits until there is a notification that nobody has taken, until the server sends its
+        end, until `wake` is set, or that long; clears `wake`. Another task must not use the session
+        meanwhile, or what the server sends is noticed only afterwards.
         """
-        with self.watched(wake.set), contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await wake.wait()
-        wake.clear()
+        if self._has_come():
+            wake.clear()
+            return
+        with self.watched(wake.set):
+            await woken(wake, seconds)
 
     @contextlib.contextmanager
     def watched(self, notice: Callable[[], object]) -> Iterator[None]:
-        """Meanwhile calls `notice` when the server sends something."""
+        """Meanwhile calls `notice` when the server sends something, or if the session is lost."""
+        if self.lost:
+            notice()
+            yield
+            return
         loop = asyncio.get_running_loop()
         descriptor = self.connection.fileno()
 
@@ -202,3 +238,24 @@ class Session:
                 with contextlib.suppress(psycopg.Error):
                     pgconn.get_cancel().cancel()
             pgconn.finish()
+
+
+class ControlSession(Session):
+    """The leader's session in the control database.
+
+    Each statement is a transaction, so one that the server refused did nothing and is tried again
+    when the reason may pass. A session that is lost is not made anew: the leader ends with it.
+    """
+
+    epoch = 0
+    """Of the lease that is checked before anything is tried again; 0 while there is none."""
+
+    async def _execute(self, name: str, arguments: dict[str, Any]) -> AsyncCursor[Any]:
+        async def attempt() -> AsyncCursor[Any]:
+            return await super(ControlSession, self)._execute(name, arguments)
+
+        async def check_lease() -> None:
+            if self.epoch:
+                await super(ControlSession, self)._execute("check_lease", {"epoch": self.epoch})
+
+        return await retrying(attempt, check_lease, may_retry=lambda: not self.lost)

@@ -1,0 +1,51 @@
+-- Names of databases and roles. Databases of all encodings share them, so the server knows them by their
+-- bytes, and what one database wrote can be no text in another. Whoever takes such a name for text fails,
+-- a client when it decodes it; PL/Python then even crashes the server.
+--
+-- In a database in SQL_ASCII it is the same with all names, also those of nodes.
+--
+-- chr(92) is a backslash, whatever standard_conforming_strings is.
+
+CREATE FUNCTION _sluice.raw_name(_name text)
+RETURNS bytea
+LANGUAGE plpgsql IMMUTABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN decode(replace(_name, chr(92), repeat(chr(92), 2)), 'escape');
+END;
+$$;
+COMMENT ON FUNCTION _sluice.raw_name(text) IS
+    'The bytes of the name of a database or role, by which to connect to it from whatever database';
+
+CREATE FUNCTION _sluice.shown_name(_name text)
+RETURNS text
+LANGUAGE plpgsql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    v_raw CONSTANT bytea := _sluice.raw_name(_name);
+BEGIN
+    IF encode(v_raw, 'escape') <> replace(_name, chr(92), repeat(chr(92), 2)) THEN
+        BEGIN
+            -- In SQL_ASCII anything is a text, but it goes to clients in UTF-8.
+            PERFORM length(v_raw, replace(getdatabaseencoding(), 'SQL_ASCII', 'UTF8'));
+        EXCEPTION
+            WHEN character_not_in_repertoire OR untranslatable_character THEN
+                RETURN encode(v_raw, 'escape');
+        END;
+    END IF;
+    RETURN _name;
+END;
+$$;
+COMMENT ON FUNCTION _sluice.shown_name(text) IS
+    'The name of a database or role, or in SQL_ASCII of anything, as a text of this database: as it is, or where its bytes are none in this encoding, these in octal, as \351';
+
+CREATE FUNCTION _sluice.here()
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.shown_name(current_database())
+$$;
+COMMENT ON FUNCTION _sluice.here() IS 'The name of this database, to be shown';
