@@ -17,7 +17,7 @@ SETTINGS = {"lock_timeout": 5, "refresh_timeout": 300, "refresh_work_mem": 64 * 
 
 
 class StubSession:
-    """Performs any run, and can't be cleaned: a statement_timeout is left in it, say."""
+    """Performs any run, and can't be cleaned: somebody cancels whatever it does, say."""
 
     def __init__(self) -> None:
         pgconn = SimpleNamespace(backend_pid=1)
@@ -34,7 +34,8 @@ class StubSession:
 
     async def row(self, name: str, **_: object) -> None:
         self.statements.append(name)
-        raise psycopg.errors.QueryCanceled
+        if name == "clean_session":
+            raise psycopg.errors.QueryCanceled
 
     def close(self) -> None:
         self.lost = True
@@ -52,5 +53,5 @@ def test_session_that_can_not_be_cleaned_is_closed() -> None:
         await executor.execute(run, SETTINGS)
 
     asyncio.run(execute())
-    assert session.statements == ["perform", "clean_session"]
+    assert session.statements == ["perform", "reset_statement_timeout", "clean_session"]
     assert session.lost
