@@ -125,10 +125,11 @@ def test_memory_that_is_exhausted(
 
 
 def test_more_than_a_query_can_ever_have(
-    cluster: Cluster, member: Database, leader: Leader
+    cluster: Cluster, member: Database, lead: Callable[..., Leader]
 ) -> None:
     """PostgreSQL has no value of a gigabyte: with any memory, so it is no lack of it."""
-    configure(member, **QUICK)
+    configure(member, **QUICK, max_workers="1")
+    lead()
     for name, command, sqlstate in (
         ("value", "SELECT repeat('x', 1073741823)", "54000"),
         ("format", "SELECT to_char(now(), repeat(repeat('x', 1000), 90000))", "XX000"),

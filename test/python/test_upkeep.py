@@ -34,11 +34,12 @@ def fill(database: Database, rows: int, *, age: str = "1 day", pgt_id: int = GON
 
 
 def rested(database: Database) -> None:
-    """Wait until every task has had its first turn, and rests."""
+    """Wait until every task has had its first turn, and have none begin by itself."""
     database.wait_for(
         "SELECT max(last_at) IS NOT NULL AND NOT _sluice.upkeep_is_due() FROM _sluice.upkeep",
         timeout=20,
     )
+    database.execute("UPDATE _sluice.upkeep SET due_at = clock_timestamp() + interval '1 h'")
 
 
 def work(database: Database) -> None:
