@@ -151,6 +151,18 @@ def test_start_without_pg_cron(own_cluster: Callable[..., Cluster]) -> None:
         cluster.execute("CALL sluice.run()")
 
 
+def test_preflight_where_pg_cron_is_configured_and_not_loaded(
+    own_cluster: Callable[..., Cluster],
+) -> None:
+    """A server takes settings of libraries that it has not loaded."""
+    cluster = own_cluster(
+        preload=(), fsync=False, settings={"cron.database_name": "postgres", "cron.host": "/tmp"}
+    )
+    assert failed_checks(cluster) == ["pg_cron is loaded"]
+    error = refused(cluster)
+    assert "shared_preload_libraries" in error.diag.message_hint
+
+
 def test_start_with_extensions_missing_in_the_control_database(
     own_cluster: Callable[..., Cluster],
 ) -> None:

@@ -62,7 +62,7 @@ def _checks(plpy: Plpy) -> Iterator[dict[str, Any]]:
     connection.load_driver()
     where = server.where(plpy)
     database = where["control_database"]
-    if database is None:
+    if database is None or not server.has_loaded_pg_cron(plpy):
         error = errors.no_control_database()
         yield _check("pg_cron is loaded", False, "pg_cron is not loaded", error.hint)
         return

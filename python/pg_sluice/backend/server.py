@@ -41,6 +41,19 @@ def where(plpy: Plpy) -> dict[str, Any]:
     return row
 
 
+def has_loaded_pg_cron(plpy: Plpy) -> bool:
+    """Whether the settings of pg_cron's are more than names in postgresql.conf.
+
+    Those of a library that is not loaded have values too, and are in pg_settings only once it is.
+    """
+    found: bool = value(
+        plpy,
+        "SELECT EXISTS (SELECT FROM pg_catalog.pg_settings AS s"
+        " WHERE s.name = 'cron.database_name')",
+    )
+    return found
+
+
 def encoding(plpy: Plpy) -> str:
     """That of the session's database."""
     found: str = value(plpy, "SELECT pg_catalog.getdatabaseencoding()")
