@@ -2281,6 +2281,20 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.is_draining(oid) IS 'Whether a drain of the database or of the server is in force';
 
+CREATE FUNCTION _sluice.drain_end(_db_oid oid)
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT string_agg(
+        CASE d.db_oid WHEN 0 THEN 'sluice.resume(cluster => true)' ELSE 'sluice.resume()' END, ' and ' ORDER BY d.db_oid DESC
+    )
+    FROM _sluice.drain_in_force AS d
+    WHERE d.db_oid IN (0, _db_oid)
+$$;
+COMMENT ON FUNCTION _sluice.drain_end(oid) IS
+    'For a hint: the calls that end what drains of the database and of the server are in force; NULL when none is';
+
 CREATE FUNCTION _sluice.drain_rows(_db_oid oid)
 RETURNS jsonb
 LANGUAGE sql STABLE
@@ -4834,14 +4848,15 @@ RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_end CONSTANT text := CASE WHEN _sluice.control_database() IS NOT NULL
+        THEN _sluice.control('drain_end', jsonb_build_object('_db_oid', _sluice.database_oid())) #>> '{}' END;
 BEGIN
-    IF _sluice.control_database() IS NOT NULL
-        AND (_sluice.control('is_draining', jsonb_build_object('_db_oid', _sluice.database_oid())))::boolean
-    THEN
+    IF v_end IS NOT NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('cannot refresh stream table "%s" while the database drains or is drained', _name),
-            HINT = 'End the drain with sluice.resume(), or pass force => true.';
+            HINT = format('End the drain with %s, or pass force => true.', v_end);
     END IF;
 END;
 $$;
@@ -5742,7 +5757,7 @@ AS $$
         FROM jsonb_to_record(_health) AS r (
             leader_pid integer, leader_alive boolean, leader_entry text, member_state text, last_tick_at timestamptz, last_tick_ms numeric,
             failures integer, error text, spawn_error text, tick_bound interval, queued bigint, running bigint,
-            oldest_queued_at timestamptz, max_queue_depth bigint, worker_limit integer, stuck text, drain boolean, unscheduled jsonb,
+            oldest_queued_at timestamptz, max_queue_depth bigint, worker_limit integer, stuck text, drain boolean, drain_end text, unscheduled jsonb,
             members bigint, endpoint jsonb
         )
     )
@@ -5751,6 +5766,7 @@ AS $$
         CASE WHEN c.leader_alive THEN format('process %s leads', c.leader_pid) ELSE 'no leader holds the lease' END,
         CASE
             WHEN c.leader_alive THEN NULL
+            WHEN c.leader_entry IS NULL THEN 'No database is scheduled; sluice.start() has pg_cron start one.'
             WHEN c.leader_entry <> 'active' THEN format('pg_cron starts none, since its entry "pg_sluice" is %s; sluice.start() makes it what it should be.', c.leader_entry)
             ELSE 'pg_cron starts one within a minute; otherwise see sluice.preflight() and cron.job_run_details.'
         END
@@ -5825,7 +5841,7 @@ AS $$
     SELECT 'drain',
         CASE WHEN c.drain THEN 'warn' ELSE 'ok' END,
         CASE WHEN c.drain THEN 'a drain is in force' ELSE 'none' END,
-        CASE WHEN c.drain THEN 'See sluice.drain_status(); sluice.resume() ends it.' END
+        CASE WHEN c.drain THEN format('See sluice.drain_status(); end it with %s.', c.drain_end) END
     FROM control AS c
     UNION ALL
     SELECT e."check", e.status, e.detail, e.hint FROM control AS c CROSS JOIN _sluice.endpoint_health(c.endpoint) AS e
@@ -5878,12 +5894,22 @@ AS $$
         CASE WHEN bool_or(n.status <> 'active') THEN 'critical' WHEN count(*) > 0 THEN 'warn' ELSE 'ok' END,
         COALESCE(string_agg(
             CASE n.status
-                WHEN 'active' THEN format('"%s" failed %s times in a row, with %s', _sluice.node_name(n), s.consecutive_errors, s.last_outcome)
+                WHEN 'active' THEN format(
+                    '"%s" failed %s, with %s', _sluice.node_name(n),
+                    CASE s.consecutive_errors WHEN 1 THEN 'once' ELSE format('%s times in a row', s.consecutive_errors) END, s.last_outcome
+                )
                 ELSE format('"%s" is %s', _sluice.node_name(n), n.status)
             END, ', ' ORDER BY n.pgt_id
         ), 'all can run'),
-        CASE WHEN count(*) > 0 THEN 'See sluice.history for the reason'
-            || CASE WHEN bool_or(n.status <> 'active') THEN '; sluice.reset() lifts it.' ELSE ', and sluice.nodes for the remedy.' END END
+        NULLIF(concat_ws(
+            ' ',
+            CASE
+                WHEN bool_or(n.status = 'suspended') THEN 'See sluice.history for the reason; sluice.reset() lifts it.'
+                WHEN bool_or(n.status = 'active') THEN 'See sluice.history for the reason, and sluice.nodes for the remedy.'
+            END,
+            -- It was not run with such a value, so history knows nothing of it.
+            CASE WHEN bool_or(n.status = 'quarantined') THEN 'See sluice.alerts for the reason; a valid schedule or sluice.reset() ends it.' END
+        ), '')
     FROM _sluice.node AS n
     LEFT JOIN _sluice.node_state AS s ON s.pgt_id = n.pgt_id
     WHERE n.status IN ('suspended', 'quarantined') OR s.consecutive_errors > 0
@@ -6028,6 +6054,7 @@ AS $$
             WHERE a.event = 'session_stuck' AND a.closed_at IS NULL AND a.node = _sluice.database_name(_db_oid)
         ),
         'drain', _sluice.is_draining(_db_oid),
+        'drain_end', _sluice.drain_end(_db_oid),
         'endpoint', _sluice.endpoint_state(),
         'paused', (SELECT jsonb_agg(p.pgt_id) FROM _sluice.pause_in_force AS p WHERE p.db_oid = _db_oid)
     ) || CASE WHEN _db_oid = _sluice.database_oid() THEN jsonb_build_object(

@@ -179,6 +179,20 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.is_draining(oid) IS 'Whether a drain of the database or of the server is in force';
 
+CREATE FUNCTION _sluice.drain_end(_db_oid oid)
+RETURNS text
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT string_agg(
+        CASE d.db_oid WHEN 0 THEN 'sluice.resume(cluster => true)' ELSE 'sluice.resume()' END, ' and ' ORDER BY d.db_oid DESC
+    )
+    FROM _sluice.drain_in_force AS d
+    WHERE d.db_oid IN (0, _db_oid)
+$$;
+COMMENT ON FUNCTION _sluice.drain_end(oid) IS
+    'For a hint: the calls that end what drains of the database and of the server are in force; NULL when none is';
+
 CREATE FUNCTION _sluice.drain_rows(_db_oid oid)
 RETURNS jsonb
 LANGUAGE sql STABLE

@@ -274,14 +274,15 @@ RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    v_end CONSTANT text := CASE WHEN _sluice.control_database() IS NOT NULL
+        THEN _sluice.control('drain_end', jsonb_build_object('_db_oid', _sluice.database_oid())) #>> '{}' END;
 BEGIN
-    IF _sluice.control_database() IS NOT NULL
-        AND (_sluice.control('is_draining', jsonb_build_object('_db_oid', _sluice.database_oid())))::boolean
-    THEN
+    IF v_end IS NOT NULL THEN
         RAISE EXCEPTION USING
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('cannot refresh stream table "%s" while the database drains or is drained', _name),
-            HINT = 'End the drain with sluice.resume(), or pass force => true.';
+            HINT = format('End the drain with %s, or pass force => true.', v_end);
     END IF;
 END;
 $$;

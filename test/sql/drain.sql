@@ -1,6 +1,6 @@
 -- Drain: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(45);
+SELECT plan(49);
 
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
@@ -116,7 +116,29 @@ SELECT is(
     E'55006: cannot wait for the run of "public.t" from within it\nHINT: Pass wait => false. A refresh by hand ends with its transaction.',
     'and can''t wait for in that transaction'
 );
+SELECT is(
+    (SELECT h.hint FROM sluice.health_check() AS h WHERE h."check" = 'drain'),
+    'See sluice.drain_status(); end it with sluice.resume().',
+    'health_check() says what ends it'
+);
+SELECT sluice.drain(wait => false, cluster => true) \g /dev/null
+SELECT is(
+    pg_temp.error_of($$SELECT sluice.refresh_stream_table('t')$$),
+    E'55000: cannot refresh stream table "t" while the database drains or is drained\n'
+    'HINT: End the drain with sluice.resume() and sluice.resume(cluster => true), or pass force => true.',
+    'with one of the server besides, both calls'
+);
 SELECT lives_ok('SELECT sluice.resume()', 'resume()');
+SELECT is(
+    (SELECT h.hint FROM sluice.health_check() AS h WHERE h."check" = 'drain'),
+    'See sluice.drain_status(); end it with sluice.resume(cluster => true).',
+    'does not end that of the server, and health_check() says what does'
+);
+SELECT sluice.resume(cluster => true) \g /dev/null
+SELECT is(
+    (SELECT h.detail FROM sluice.health_check() AS h WHERE h."check" = 'drain'), 'none',
+    'which ends it'
+);
 SELECT is(sluice.is_drained(), NULL, 'ends it, whatever its state');
 SELECT throws_ok($$SELECT sluice.drain('-1 s')$$, '22023', NULL, 'a negative timeout is an error');
 SELECT lives_ok('SELECT sluice.resume()', 'resume() without a drain does nothing');

@@ -1,6 +1,6 @@
 -- health_check(), check by check: what is ok, what is not, and what to do.
 \ir setup.psql
-SELECT plan(53);
+SELECT plan(60);
 
 CREATE TABLE src (id integer);
 SELECT sluice.create_stream_table('st', 'SELECT id FROM src', '1h', max_lag => '5 min') AS st \gset
@@ -25,6 +25,11 @@ $$;
 SELECT is(pg_temp.control('leader', '{}'), 'ok: process 7 leads', 'a leader');
 SELECT is(
     pg_temp.control('leader', '{"leader_alive": false}'),
+    'critical: no leader holds the lease | No database is scheduled; sluice.start() has pg_cron start one.',
+    'none, where no database needs one'
+);
+SELECT is(
+    pg_temp.control('leader', '{"leader_alive": false, "leader_entry": "active"}'),
     'critical: no leader holds the lease | pg_cron starts one within a minute; otherwise see sluice.preflight() and cron.job_run_details.',
     'none'
 );
@@ -61,7 +66,10 @@ SELECT matches(
 );
 SELECT matches(pg_temp.control('queue', '{"queued": 9, "oldest_queued_at": "2024-01-01 00:00:00Z", "drain": true}'), '^ok: ', 'by a drain: that is told elsewhere');
 SELECT matches(pg_temp.control('queue', '{"queued": 10}'), '^warn: 10 queued, 0 running \| It is full \(max_queue_depth\)', 'a full one');
-SELECT is(pg_temp.control('drain', '{"drain": true}'), 'warn: a drain is in force | See sluice.drain_status(); sluice.resume() ends it.', 'a drain');
+SELECT is(
+    pg_temp.control('drain', '{"drain": true, "drain_end": "sluice.resume(cluster => true)"}'),
+    'warn: a drain is in force | See sluice.drain_status(); end it with sluice.resume(cluster => true).', 'a drain, with the call that ends it'
+);
 SELECT is(pg_temp.control('members', '{}'), NULL, 'a member says nothing of others');
 SELECT is(pg_temp.control('members', '{"members": 2, "unscheduled": null}'), 'ok: 2, all scheduled', 'the control database does');
 SELECT is(
@@ -77,6 +85,31 @@ SELECT results_eq(
 );
 SELECT is((SELECT h ? 'members' FROM _sluice.health_of(1) AS h), false, 'and of a member they do not');
 DELETE FROM _sluice.member;
+
+-- Nodes
+SELECT is(pg_temp.member('nodes'), 'ok: all can run', 'nodes that can run');
+UPDATE _sluice.node_state SET consecutive_errors = 1, last_outcome = 'lock_timeout' WHERE pgt_id = :above;
+SELECT is(
+    pg_temp.member('nodes'),
+    'warn: "public.above" failed once, with lock_timeout | See sluice.history for the reason, and sluice.nodes for the remedy.',
+    'one that failed'
+);
+UPDATE _sluice.node_state SET consecutive_errors = 2 WHERE pgt_id = :above;
+SELECT matches(pg_temp.member('nodes'), '^warn: "public.above" failed 2 times in a row, with', 'in a row');
+UPDATE _sluice.node SET status = 'suspended' WHERE pgt_id = :above;
+SELECT is(
+    pg_temp.member('nodes'), 'critical: "public.above" is suspended | See sluice.history for the reason; sluice.reset() lifts it.', 'one that is suspended'
+);
+UPDATE _sluice.node SET status = 'quarantined' WHERE pgt_id = :above;
+SELECT is(
+    pg_temp.member('nodes'),
+    'critical: "public.above" is quarantined | See sluice.alerts for the reason; a valid schedule or sluice.reset() ends it.',
+    'one that is quarantined never ran into what is wrong, so history does not have it'
+);
+UPDATE _sluice.node SET status = 'suspended' WHERE pgt_id = :st;
+SELECT matches(pg_temp.member('nodes'), ' \| See sluice.history for the reason; sluice.reset\(\) lifts it. See sluice.alerts', 'and both');
+UPDATE _sluice.node SET status = 'active';
+UPDATE _sluice.node_state SET consecutive_errors = 0, last_outcome = NULL;
 
 -- Freshness
 SELECT is(pg_temp.member('freshness'), 'ok: no node is late', 'nodes that were just made are fresh');
