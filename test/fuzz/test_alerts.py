@@ -42,7 +42,7 @@ CHARACTERS = st.characters(exclude_categories=("Cs",))
 def test_any_alert_fits_parses_and_says_what_it_is_about() -> None:
     seen, cut = 0, 0
 
-    @settings(deadline=None, database=None, max_examples=EXAMPLES)
+    @settings(database=None, max_examples=EXAMPLES)
     @given(
         node=st.none() | alerts.texts(CHARACTERS, 20_000),
         pgt_id=st.none() | st.integers(-alerts.BIGINT, alerts.BIGINT),
@@ -65,7 +65,7 @@ def test_any_bytes_give_an_announcement() -> None:
     """A database in SQL_ASCII has no characters, only bytes."""
     seen = 0
 
-    @settings(deadline=None, database=None, max_examples=EXAMPLES)
+    @settings(database=None, max_examples=EXAMPLES)
     @given(message=st.binary(max_size=3000), repeated=st.integers(1, 20))
     def holds(message: bytes, repeated: int) -> None:
         nonlocal seen

@@ -44,8 +44,8 @@ MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 
-few = settings(deadline=None, database=None, max_examples=150)
-many = settings(deadline=None, database=None, max_examples=600)
+few = settings(database=None, max_examples=150)
+many = settings(database=None, max_examples=600)
 
 
 def utc(*parts: int) -> datetime:

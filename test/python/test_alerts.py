@@ -105,7 +105,7 @@ def test_any_alert_is_announced_and_fits(encoded: Database, announcing: Callable
     seen = 0
     with encoded.connect(client_encoding="UTF8") as writer, listening(encoded) as heard:
 
-        @settings(deadline=None, database=None, max_examples=EXAMPLES)
+        @settings(database=None, max_examples=EXAMPLES)
         @given(
             node=alerts.texts(characters(encoding), 2000),
             message=alerts.texts(characters(encoding), 20_000),
@@ -152,7 +152,7 @@ def test_bytes_that_are_no_characters_are_announced(
     seen = 0
     with encoded.connect(client_encoding="SQL_ASCII") as writer, listening(encoded) as heard:
 
-        @settings(deadline=None, database=None, max_examples=EXAMPLES)
+        @settings(database=None, max_examples=EXAMPLES)
         @given(st.binary(max_size=9000).map(lambda found: found.replace(b"\x00", b"")))
         def holds(message: bytes) -> None:
             nonlocal seen

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pg_sluice.core import schedule as schedules
@@ -418,7 +418,6 @@ class Life:
         self.before = at(move["before"]) or self.before
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(["stream_table", "job"]),
     st.sampled_from(SPECS),
