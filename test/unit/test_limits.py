@@ -45,10 +45,22 @@ def test_a_remedy_gives_no_more_than_the_setting() -> None:
     assert (found.work_mem, found.spares_memory) == (64 * 1024**2, True)
 
 
+def test_the_least_is_never_none() -> None:
+    """A timeout of 0 would be none at all, and less work_mem the server does not take."""
+    found = limits({"lock_timeout": 1e-9, "refresh_timeout": 0.0004, "work_mem": 1}, SETTINGS)
+    assert found.settings() == {
+        "lock_timeout": "1ms",
+        "statement_timeout": "1ms",
+        "work_mem": "64kB",
+        "max_parallel_workers_per_gather": "0",
+        "hash_mem_multiplier": "1",
+    }
+
+
 @pytest.mark.parametrize("name", ["lock_timeout", "refresh_timeout", "work_mem"])
 @pytest.mark.parametrize("value", ["soon", -1, 0, math.inf, math.nan, "Infinity", [], {}])
 def test_what_can_not_be_read_is_named(name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"^{name} is "):
         limits({name: value}, SETTINGS)
 
 

@@ -93,6 +93,14 @@ def test_less_memory(work_mem: int | None, setting: int) -> None:
     assert left >= min(had, LEAST_WORK_MEM)
 
 
+def test_memory_halves_to_a_megabyte() -> None:
+    megabyte = 1024 * 1024
+    had: list[int | None] = [None]
+    for _ in range(5):
+        had.append(less_memory(had[-1], 12 * megabyte))
+    assert had[1:] == [6 * megabyte, 3 * megabyte, 3 * megabyte // 2, megabyte, megabyte]
+
+
 @given(SIZES, st.integers(1, 100), st.integers(1, 20))
 def test_a_remedy_ends_step_by_step(setting: int, recovery_successes: int, failures: int) -> None:
     """As many steps up as down at the most, each after that many successes, and then it is over."""
@@ -104,12 +112,12 @@ def test_a_remedy_ends_step_by_step(setting: int, recovery_successes: int, failu
         before = work_mem
         work_mem, successes = after_success(work_mem, successes, setting, recovery_successes)
         runs += 1
+        # One step more than down where halving rounded.
+        assert runs <= (failures + 1) * recovery_successes
         if successes == 0:
             sizes.append(before)
             assert work_mem is None or work_mem == 2 * before
         else:
             assert work_mem == before
     assert runs == len(sizes) * recovery_successes
-    # One more where halving rounded down.
-    assert len(sizes) <= failures + 1
     assert all(size <= setting for size in sizes)

@@ -39,10 +39,17 @@ class Attempts:
         self.log.append("look")
 
 
-def test_lease_is_looked_at_before_each_further_attempt() -> None:
+def test_waits_grow_and_the_lease_is_looked_at_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was held while it waited may be lost by then."""
     made = Attempts(psycopg.errors.DeadlockDetected(), psycopg.errors.LockNotAvailable())
+
+    async def sleep(seconds: float) -> None:
+        made.log.append(f"{seconds} s")
+
+    monkeypatch.setattr(ticks, "RETRIES", (0.25, 0.5, 1.0))
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     assert asyncio.run(retrying(made.attempt, made.look)) == "done"
-    assert made.log == ["attempt", "look", "attempt", "look", "attempt"]
+    assert made.log == ["attempt", "0.25 s", "look", "attempt", "0.5 s", "look", "attempt"]
 
 
 def test_there_are_three_retries() -> None:

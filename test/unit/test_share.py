@@ -143,3 +143,18 @@ def test_quota_bounds_a_database_while_others_wait() -> None:
     assert must_yield(1, {1, 2}, held, 4, 1)
     assert not must_yield(1, {1}, held, 4, 1)
     assert not must_yield(1, set(), held, 4, 1)
+    # Nobody gives back what it has by its quota, or to one that has that too.
+    assert not must_yield(1, {2}, Counter({1: 3}), 3, 3)
+    assert not must_yield(1, {2}, Counter({1: 4, 2: 2}), 6, 2)
+
+
+def test_it_is_who_holds_most_that_makes_room() -> None:
+    held = Counter({1: 1, 3: 3})
+    assert not must_yield(1, {1, 2, 3}, held, 4, 0)
+    assert must_yield(3, {1, 2, 3}, held, 4, 0)
+    # One more is no more than its share, rounded up.
+    assert not must_yield(1, {2}, Counter({1: 2, 2: 1}), 3, 0)
+
+
+def test_the_last_slot_goes_to_another_also_where_nothing_more_waits() -> None:
+    assert must_yield(1, {2}, Counter({1: 1}), 1, 0)

@@ -40,7 +40,7 @@ def limits(options: Mapping[str, Any], settings: Mapping[str, Any]) -> Limits:
     written by another version.
     """
     remedied = options.get("work_mem")
-    given = float(settings["refresh_work_mem"])
+    given = settings["refresh_work_mem"]
     return Limits(
         _seconds("lock_timeout", options, settings),
         _seconds("refresh_timeout", options, settings),

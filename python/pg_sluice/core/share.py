@@ -37,9 +37,9 @@ def must_yield(
     if total != limit:
         return total > limit
     mine = held.get(database, 0)
-    fewest = min((held.get(other, 0) for other in waiting - {database}), default=mine)
+    fewest = min(held.get(one, 0) for one in waiting | {database})
     contenders = waiting | {other for other, workers in held.items() if workers > 0}
-    if fewest == 0 and len(contenders) > limit:
+    if len(contenders) > limit:
         return True
     if quota > 0:
         return mine > quota > fewest
