@@ -62,7 +62,7 @@ def test_nothing_starts_between_drained_and_resume(member: Database, leader: Lea
     assert member.execute("SELECT count(*) FROM sluice.queue() WHERE state = 'running'") == [(0,)]
     resumed_at = member.execute("SELECT clock_timestamp()")[0][0]
     member.execute("SELECT sluice.resume()")
-    member.wait_for("SELECT count(*) > 0 FROM sluice.history WHERE name = 'by_hand'", timeout=2)
+    member.wait_for("SELECT count(*) > 0 FROM sluice.history WHERE name = 'by_hand'")
     assert history(member, "by_hand")[0][1] >= resumed_at
     assert member.execute("SELECT sluice.is_drained()") == [(None,)]
 
@@ -83,7 +83,7 @@ def test_drain_holds_across_a_change_of_leader(
         (True, *before[0])
     ]
     member.execute("SELECT sluice.resume()")
-    member.wait_for(f"SELECT count(*) > {before[0][0]} FROM sluice.history", timeout=3)
+    member.wait_for(f"SELECT count(*) > {before[0][0]} FROM sluice.history")
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
@@ -156,7 +156,7 @@ def test_killed_drain_is_withdrawn(member: Database, leader: Leader) -> None:
         member.execute("SELECT pg_terminate_backend(%s)", [drain.pid])
         with pytest.raises(psycopg.OperationalError):
             drain.value()
-        member.wait_for("SELECT sluice.is_drained() IS NULL", timeout=5)
+        member.wait_for("SELECT sluice.is_drained() IS NULL")
 
 
 @pytest.mark.parametrize("client_min_messages", ["notice", "error"])
@@ -169,7 +169,7 @@ def test_drain_whose_client_vanishes_is_withdrawn(
         connection.pgconn.send_query(b"SELECT sluice.drain()")
         member.wait_for("SELECT count(*) = 1 FROM sluice.drain_status()")
         connection.pgconn.finish()
-        member.wait_for("SELECT sluice.is_drained() IS NULL", timeout=10)
+        member.wait_for("SELECT sluice.is_drained() IS NULL")
 
 
 def test_joined_drain_outlives_the_call_that_made_it(member: Database, leader: Leader) -> None:
@@ -229,7 +229,7 @@ def test_resume_ends_all_waits(cluster: Cluster, member: Database, leader: Leade
         assert member.execute("SELECT sluice.is_drained()") == [(None,)]
         for drain in drains:
             with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
-                drain.value(5)
+                drain.value()
             assert caught.value.diag.message_primary == (
                 "the drain was ended by sluice.resume() before it was reached"
             )
@@ -283,7 +283,7 @@ def test_drain_of_the_server_stops_all_databases(
         ("cluster", "drained")
     ]
     member.execute("SELECT sluice.resume(cluster => true)")
-    other.wait_for(f"SELECT count(*) > {before[0][0]} FROM sluice.history", timeout=3)
+    other.wait_for(f"SELECT count(*) > {before[0][0]} FROM sluice.history")
 
 
 STATUS = "SELECT scope, state, active, waiting_for FROM sluice.drain_status()"

@@ -153,7 +153,7 @@ def test_start_while_the_leader_runs(cluster: Cluster, member: Any, leader: Lead
     with cluster.database() as late:
         late.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
         late.execute("SELECT sluice.start()")
-        ran(late, 1, timeout=4)
+        ran(late)
         assert late.execute(
             "SELECT state FROM sluice.databases() WHERE database = current_database()"
         ) == [("scheduled",)]
@@ -179,8 +179,8 @@ def test_database_can_be_dropped_after_stop(
             return True
 
         # DROP DATABASE itself waits five seconds for sessions to go.
-        cluster.wait_for(lambda: sessions(doomed) == 0, timeout=3)
-        cluster.wait_for(dropped, timeout=1)
+        cluster.wait_for(lambda: sessions(doomed) == 0)
+        cluster.wait_for(dropped)
     assert leader.alive
     assert cluster.execute("SELECT database FROM sluice.databases()") == [(member.name,)]
 
@@ -203,7 +203,7 @@ def test_run_in_progress_ends_as_usual_after_stop(
     ran(member)
     assert member.execute("SELECT name, outcome FROM sluice.history") == [("job", "succeeded")]
     cluster.wait_for("SELECT count(*) = 0 FROM _sluice.queue")
-    cluster.wait_for(lambda: sessions(member) == 0, timeout=3)
+    cluster.wait_for(lambda: sessions(member) == 0)
     # The node runs again after the next start.
     member.execute("SELECT sluice.start()")
     member.execute("SELECT sluice.run_now('job')")
@@ -343,7 +343,7 @@ def test_member_of_another_version_is_not_scheduled(
     assert other.execute(
         "SELECT status FROM sluice.health_check() WHERE \"check\" = 'database'"
     ) == [("critical",)]
-    ran(other, timeout=8)
+    ran(other)
     other.wait_for("SELECT status = 'ok' FROM sluice.health_check() WHERE \"check\" = 'database'")
 
 
@@ -387,7 +387,6 @@ def test_unreachable_database_fails_alone(
     cluster.execute(f"ALTER DATABASE {other.name} ALLOW_CONNECTIONS true")
     cluster.wait_for(
         f"SELECT state = 'scheduled' FROM sluice.databases() WHERE database = '{other.name}'",
-        timeout=8,
     )
 
 
@@ -407,7 +406,7 @@ def test_one_pass_ends_though_a_database_is_unreachable(
     cluster.execute(f"ALTER DATABASE {other.name} ALLOW_CONNECTIONS false")
     try:
         leader = lead("0", wait=False)
-        assert leader.join(10) is None
+        assert leader.join() is None
     finally:
         cluster.execute(f"ALTER DATABASE {other.name} ALLOW_CONNECTIONS true")
     assert member.execute("SELECT outcome FROM sluice.history") == [("succeeded",)]
@@ -432,7 +431,6 @@ def test_second_failing_database_is_alerted_too(
     cluster.wait_for(
         "SELECT count(*) = 2 FROM sluice.alerts"
         " WHERE event = 'database_failed' AND closed_at IS NOT NULL",
-        timeout=10,
     )
 
 

@@ -24,7 +24,7 @@ def test_pause_waits_for_the_nodes_run_only(
     member.wait_for("SELECT count(*) > 2 FROM sluice.history WHERE name = 'two'")
     assert len(history(member, "one")) == before
     assert member.execute("SELECT sluice.unpause(ARRAY['one', 'two'])") == [(1,)]
-    member.wait_for(f"SELECT count(*) > {before} FROM sluice.history WHERE name = 'one'", timeout=3)
+    member.wait_for(f"SELECT count(*) > {before} FROM sluice.history WHERE name = 'one'")
 
 
 def test_timed_out_pause_stays(member: Database, leader: Leader) -> None:
@@ -154,7 +154,7 @@ def test_killed_pause_is_withdrawn(cluster: Cluster, member: Database, leader: L
         member.execute("SELECT pg_terminate_backend(%s)", [pause.pid])
         with pytest.raises(psycopg.OperationalError):
             pause.value()
-        cluster.wait_for("SELECT count(*) = 0 FROM _sluice.pause", timeout=5)
+        cluster.wait_for("SELECT count(*) = 0 FROM _sluice.pause")
 
 
 def test_pause_whose_client_vanishes_is_withdrawn(
@@ -166,7 +166,7 @@ def test_pause_whose_client_vanishes_is_withdrawn(
         connection.pgconn.send_query(b"SELECT sluice.pause(ARRAY['gate'])")
         cluster.wait_for("SELECT count(*) = 1 FROM _sluice.pause")
         connection.pgconn.finish()
-        cluster.wait_for("SELECT count(*) = 0 FROM _sluice.pause", timeout=10)
+        cluster.wait_for("SELECT count(*) = 0 FROM _sluice.pause")
 
 
 def test_pause_is_all_or_none(cluster: Cluster, member: Database) -> None:

@@ -106,7 +106,7 @@ def test_pg_cron_serves_the_metrics(cron_cluster: Cluster) -> None:
 def test_stop_takes_the_entries_along(cron_cluster: Cluster) -> None:
     cron_cluster.execute("SELECT sluice.stop()", dbname="app")
     assert cron_cluster.execute("SELECT command FROM cron.job") == [("SELECT 1",)]
-    cron_cluster.wait_for("SELECT pid IS NULL FROM _sluice.lease", timeout=5)
+    cron_cluster.wait_for("SELECT pid IS NULL FROM _sluice.lease")
     cron_cluster.wait_for(
         "SELECT count(*) = 0 FROM pg_stat_activity"
         " WHERE application_name LIKE 'pg_sluice%' OR query LIKE 'CALL sluice.%'"

@@ -418,7 +418,7 @@ def test_stopped_member_is_let_go(
     # Others may have their turn before, and the rest that it calls for.
     member.wait_for("SELECT deleted > 0 FROM _sluice.upkeep WHERE task = 'history_age'", timeout=45)
     member.execute("SELECT sluice.stop()")
-    cluster.wait_for(UPKEEP.format("count(*) = 0") + f" AND a.datname = '{member.name}'", timeout=5)
+    cluster.wait_for(UPKEEP.format("count(*) = 0") + f" AND a.datname = '{member.name}'")
     assert member.execute("SELECT count(*) > 0 FROM sluice.history") == [(True,)]
     assert leader.alive
     assert other.execute("SELECT state FROM sluice.databases() WHERE state = 'scheduled'")

@@ -71,7 +71,6 @@ def test_gated_node_runs_as_soon_as_sources_are_in_step(sources: Database, leade
         sources.execute("SELECT sluice.advance_watermark(%s, '2024-01-01')", [source])
     sources.wait_for(
         "SELECT count(*) = 1 FROM sluice.history WHERE name = 'late' AND outcome = 'succeeded'",
-        timeout=5,
     )
     assert sources.execute(
         "SELECT count(DISTINCT due_at), array_agg(outcome ORDER BY started_at)"

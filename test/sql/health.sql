@@ -113,13 +113,13 @@ UPDATE _sluice.node_state SET consecutive_errors = 0, last_outcome = NULL;
 
 -- Freshness
 SELECT is(pg_temp.member('freshness'), 'ok: no node is late', 'nodes that were just made are fresh');
-UPDATE _sluice.node_state SET last_success_at = clock_timestamp() - interval '4 min 59 s';
+UPDATE _sluice.node_state SET last_success_at = clock_timestamp() - interval '4 min';
 UPDATE _sluice.node SET fire_step = '1 h';
 SELECT is(pg_temp.member('freshness'), 'ok: no node is late', 'so are those within their max_lag');
 UPDATE _sluice.node_state SET last_success_at = clock_timestamp() - interval '5 min 1 s';
-SELECT is(
+SELECT matches(
     pg_temp.member('freshness'),
-    'critical: "public.st" succeeded 00:05:01 ago (max_lag 00:05:00) | See sluice.history and sluice.queue() for what became of their runs; sluice.run_now() starts one.',
+    '^critical: "public.st" succeeded 00:05:.. ago \(max_lag 00:05:00\) \| See sluice.history and sluice.queue\(\) for what became of their runs; sluice.run_now\(\) starts one.$',
     'beyond it is critical, for the node that has it'
 );
 SELECT matches(pg_temp.member('freshness', true, ARRAY[:st::bigint]), '^critical: "public.st"', 'also where a drain or a pause holds it back: what it shows is too old');
@@ -130,7 +130,7 @@ UPDATE _sluice.node_state SET last_success_at = clock_timestamp() - interval '3 
 SELECT is(pg_temp.member('freshness'), 'ok: no node is late', 'without one it is the schedule that counts: within three times its interval');
 UPDATE _sluice.node_state SET last_success_at = clock_timestamp() - interval '3 h 61 s' WHERE pgt_id = :above;
 SELECT matches(
-    pg_temp.member('freshness'), '^warn: "public.above" succeeded 03:01:01 ago \(expected within 03:01:00\) \| See', 'and a minute; then it is a warning'
+    pg_temp.member('freshness'), '^warn: "public.above" succeeded 03:01:.. ago \(expected within 03:01:00\) \| See', 'and a minute; then it is a warning'
 );
 SELECT is(pg_temp.member('freshness', true), 'ok: no node is late', 'what is drained is late by somebody''s will');
 SELECT is(pg_temp.member('freshness', false, ARRAY[:above::bigint]), 'ok: no node is late', 'so is what is paused');
