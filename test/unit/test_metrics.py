@@ -88,13 +88,29 @@ def test_all_metrics_are_there() -> None:
     assert value(text, "sluice_queue_depth", database="app", state="queued") == 5
     assert value(text, "sluice_queue_depth", database="app", state="running") == 0
     assert value(text, "sluice_queue_oldest_seconds", database="app") == 60
-    assert value(text, "sluice_slots", state="free") == 1
+    assert value(text, "sluice_build_info", version="1.2") == 1
+    assert [value(text, "sluice_slots", state=s) for s in ("free", "reserved", "live")] == [1, 0, 3]
     assert value(text, "sluice_alerts_open", database="app", severity="warning") == 1
+    assert value(text, "sluice_alerts_open", database="app", severity="info") == 0
     assert value(text, "sluice_alerts_open", database="control", severity="critical") == 2
     runs = {"database": "app", "node": "n", "kind": "job"}
     assert value(text, "sluice_runs_total", **runs, outcome="no_change") == 4
     assert value(text, "sluice_run_seconds_total", **runs) == 1.5
     assert value(text, "sluice_rows_changed_total", **runs) == 9
+    assert value(text, "sluice_node_status", **runs, status="active") == 1
+
+
+def test_what_is_counted_is_a_counter() -> None:
+    text = metrics.exposition(server("app"), {"app": database(node("n"))}, 0)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert (family.type == "counter") == sample.name.endswith("_total"), sample.name
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_no_slot_is_free_where_the_limit_was_lowered(limit: int) -> None:
+    text = metrics.exposition(server(worker_limit=limit), {}, 0)
+    assert value(text, "sluice_slots", state="free") == 0
 
 
 @pytest.mark.parametrize("name", metrics.METRICS)
@@ -153,6 +169,21 @@ def test_databases_beyond_the_bound_are_told_and_their_queue_is_counted() -> Non
     assert value(text, "sluice_queue_depth", database="other", state="queued") == 6
     assert sum(samples(text)["sluice_queue_depth"].values()) == 8
     assert len(samples(text)["sluice_drain"]) == metrics.DATABASES
+
+
+def test_only_what_is_queued_has_an_age() -> None:
+    queue = [{"database": "a", "state": "running", "depth": 1, "oldest": 9}]
+    text = metrics.exposition(server("a", "b", queue=queue), {}, 0)
+    assert value(text, "sluice_queue_depth", database="a", state="running") == 1
+    assert value(text, "sluice_queue_oldest_seconds", database="a") == 0
+    assert value(text, "sluice_queue_oldest_seconds", database="b") == 0
+
+
+def test_database_that_was_never_ticked_has_no_tick() -> None:
+    given = server("app")
+    given["members"][0] |= {"last_tick": None, "tick_seconds": None}
+    found = samples(metrics.exposition(given, {}, 0))
+    assert not found.keys() & {"sluice_last_tick_timestamp_seconds", "sluice_tick_seconds"}
 
 
 def test_node_without_state_and_the_rest_of_the_nodes() -> None:

@@ -101,6 +101,14 @@ def test_memory_halves_to_a_megabyte() -> None:
     assert had[1:] == [6 * megabyte, 3 * megabyte, 3 * megabyte // 2, megabyte, megabyte]
 
 
+def test_memory_doubles_back_to_the_setting() -> None:
+    megabyte = 1024 * 1024
+    assert after_success(2 * megabyte, 1, 12 * megabyte, 3) == (2 * megabyte, 2)
+    assert after_success(2 * megabyte, 2, 12 * megabyte, 3) == (4 * megabyte, 0)
+    assert after_success(5 * megabyte, 2, 12 * megabyte, 3) == (10 * megabyte, 0)
+    assert after_success(6 * megabyte, 2, 12 * megabyte, 3) == (None, 0)
+
+
 @given(SIZES, st.integers(1, 100), st.integers(1, 20))
 def test_a_remedy_ends_step_by_step(setting: int, recovery_successes: int, failures: int) -> None:
     """As many steps up as down at the most, each after that many successes, and then it is over."""

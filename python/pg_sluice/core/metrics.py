@@ -134,7 +134,7 @@ class _Exposition:
 
     def add(self, name: str, value: float, *labels: str) -> None:
         samples = self._samples[name]
-        samples[labels] = samples.get(labels, 0) + float(value)
+        samples[labels] = samples.get(labels, 0) + value
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         for name, metric in METRICS.items():
