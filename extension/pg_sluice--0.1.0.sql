@@ -1741,6 +1741,45 @@ $$;
 COMMENT ON FUNCTION _sluice.reconcile_slots(bigint) IS
     'Frees live slots whose backend is gone, and overdue reservations of former leaders that no backend carries while none is starting';
 
+CREATE FUNCTION _sluice.worker_rows()
+RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT COALESCE(jsonb_agg(jsonb_build_object(
+        'slot', n,
+        'state', COALESCE(s.state, 'free'),
+        'db_oid', s.db_oid::bigint,
+        'database', _sluice.shown_name(d.datname),
+        'pid', s.pid,
+        'run_id', q.run_id,
+        'name', q.name,
+        'since', s.since
+    ) ORDER BY n), '[]')
+    FROM generate_series(1, greatest(
+        _sluice.worker_limit(), (SELECT COALESCE(max(t.slot), 0) FROM _sluice.slot AS t)
+    )) AS n
+    LEFT JOIN _sluice.slot AS s ON s.slot = n
+    LEFT JOIN pg_database AS d ON d.oid = s.db_oid
+    LEFT JOIN _sluice.queue AS q ON q.slot = n AND q.state = 'running'
+$$;
+COMMENT ON FUNCTION _sluice.worker_rows() IS 'The rows of sluice.workers()';
+
+CREATE FUNCTION _sluice.limit_rows()
+RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_agg(jsonb_build_object(
+        'limit', _sluice.worker_limit(),
+        'ingredient', i.ingredient,
+        'value', i.value,
+        'binding', i.value = _sluice.worker_limit()
+    ))
+    FROM _sluice.limit_ingredients() AS i
+$$;
+COMMENT ON FUNCTION _sluice.limit_rows() IS 'The rows of sluice.effective_limit()';
+
 -- sql/queue.sql
 
 -- Control database: live runs, and nothing but live runs. A finished run is a row in its member's history.
@@ -2103,6 +2142,27 @@ $$;
 COMMENT ON FUNCTION _sluice.orphaned_runs(bigint) IS
     'Runs of former leaders whose session is gone, marked so or not: their outcome is to be taken from the member''s history';
 
+CREATE FUNCTION _sluice.queue_rows()
+RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT COALESCE(jsonb_agg(jsonb_build_object(
+        'run_id', q.run_id,
+        'db_oid', q.db_oid::bigint,
+        'database', _sluice.shown_name(d.datname),
+        'pgt_id', q.pgt_id,
+        'name', q.name,
+        'state', q.state,
+        'priority', q.priority,
+        'enqueued_at', q.enqueued_at,
+        'not_before', q.not_before
+    ) ORDER BY q.state DESC, q.rank, q.seq), '[]')
+    FROM _sluice.queue AS q
+    LEFT JOIN pg_database AS d ON d.oid = q.db_oid
+$$;
+COMMENT ON FUNCTION _sluice.queue_rows() IS 'The rows of sluice.queue()';
+
 -- sql/drain.sql
 
 -- Control database: drain requests. db_oid 0 is the whole server. A request keeps claims out from its
@@ -2138,16 +2198,6 @@ WHERE d.stays
     );
 COMMENT ON VIEW _sluice.drain_in_force IS
     'The requests without those whose callers all vanished before they were reached. Claims look at the table itself: it is cheaper, and such a request holds them back until the leader has taken it away';
-
-CREATE FUNCTION _sluice.commit_without_flush()
-RETURNS void
-LANGUAGE sql
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT set_config('synchronous_commit', 'off', true)
-$$;
-COMMENT ON FUNCTION _sluice.commit_without_flush() IS
-    'This transaction''s commit waits for no flush and no standby: a crash may undo it until something is flushed that is committed later';
 
 CREATE FUNCTION _sluice.request_drain(
     _db_oid oid, _requested_by text, _pid integer, _backend_start timestamptz
@@ -2936,66 +2986,6 @@ AS $$
     LEFT JOIN pg_database AS d ON d.oid = m.db_oid
 $$;
 COMMENT ON FUNCTION _sluice.database_rows() IS 'The rows of sluice.databases()';
-
-CREATE FUNCTION _sluice.queue_rows()
-RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT COALESCE(jsonb_agg(jsonb_build_object(
-        'run_id', q.run_id,
-        'db_oid', q.db_oid::bigint,
-        'database', _sluice.shown_name(d.datname),
-        'pgt_id', q.pgt_id,
-        'name', q.name,
-        'state', q.state,
-        'priority', q.priority,
-        'enqueued_at', q.enqueued_at,
-        'not_before', q.not_before
-    ) ORDER BY q.state DESC, q.rank, q.seq), '[]')
-    FROM _sluice.queue AS q
-    LEFT JOIN pg_database AS d ON d.oid = q.db_oid
-$$;
-COMMENT ON FUNCTION _sluice.queue_rows() IS 'The rows of sluice.queue()';
-
-CREATE FUNCTION _sluice.worker_rows()
-RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT COALESCE(jsonb_agg(jsonb_build_object(
-        'slot', n,
-        'state', COALESCE(s.state, 'free'),
-        'db_oid', s.db_oid::bigint,
-        'database', _sluice.shown_name(d.datname),
-        'pid', s.pid,
-        'run_id', q.run_id,
-        'name', q.name,
-        'since', s.since
-    ) ORDER BY n), '[]')
-    FROM generate_series(1, greatest(
-        _sluice.worker_limit(), (SELECT COALESCE(max(t.slot), 0) FROM _sluice.slot AS t)
-    )) AS n
-    LEFT JOIN _sluice.slot AS s ON s.slot = n
-    LEFT JOIN pg_database AS d ON d.oid = s.db_oid
-    LEFT JOIN _sluice.queue AS q ON q.slot = n AND q.state = 'running'
-$$;
-COMMENT ON FUNCTION _sluice.worker_rows() IS 'The rows of sluice.workers()';
-
-CREATE FUNCTION _sluice.limit_rows()
-RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT jsonb_agg(jsonb_build_object(
-        'limit', _sluice.worker_limit(),
-        'ingredient', i.ingredient,
-        'value', i.value,
-        'binding', i.value = _sluice.worker_limit()
-    ))
-    FROM _sluice.limit_ingredients() AS i
-$$;
-COMMENT ON FUNCTION _sluice.limit_rows() IS 'The rows of sluice.effective_limit()';
 
 -- sql/upkeep.sql
 
@@ -5344,6 +5334,16 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.control(text, jsonb) IS
     'Calls a function of _sluice in the control database over a connection of its own: it takes effect at once';
+
+CREATE FUNCTION _sluice.commit_without_flush()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT set_config('synchronous_commit', 'off', true)
+$$;
+COMMENT ON FUNCTION _sluice.commit_without_flush() IS
+    'This transaction''s commit waits for no flush and no standby: a crash may undo it until something is flushed that is committed later';
 
 CREATE FUNCTION sluice.preflight()
 RETURNS TABLE ("check" text, ok boolean, detail text, hint text)

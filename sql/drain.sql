@@ -32,16 +32,6 @@ WHERE d.stays
 COMMENT ON VIEW _sluice.drain_in_force IS
     'The requests without those whose callers all vanished before they were reached. Claims look at the table itself: it is cheaper, and such a request holds them back until the leader has taken it away';
 
-CREATE FUNCTION _sluice.commit_without_flush()
-RETURNS void
-LANGUAGE sql
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT set_config('synchronous_commit', 'off', true)
-$$;
-COMMENT ON FUNCTION _sluice.commit_without_flush() IS
-    'This transaction''s commit waits for no flush and no standby: a crash may undo it until something is flushed that is committed later';
-
 CREATE FUNCTION _sluice.request_drain(
     _db_oid oid, _requested_by text, _pid integer, _backend_start timestamptz
 )

@@ -357,3 +357,24 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.orphaned_runs(bigint) IS
     'Runs of former leaders whose session is gone, marked so or not: their outcome is to be taken from the member''s history';
+
+CREATE FUNCTION _sluice.queue_rows()
+RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT COALESCE(jsonb_agg(jsonb_build_object(
+        'run_id', q.run_id,
+        'db_oid', q.db_oid::bigint,
+        'database', _sluice.shown_name(d.datname),
+        'pgt_id', q.pgt_id,
+        'name', q.name,
+        'state', q.state,
+        'priority', q.priority,
+        'enqueued_at', q.enqueued_at,
+        'not_before', q.not_before
+    ) ORDER BY q.state DESC, q.rank, q.seq), '[]')
+    FROM _sluice.queue AS q
+    LEFT JOIN pg_database AS d ON d.oid = q.db_oid
+$$;
+COMMENT ON FUNCTION _sluice.queue_rows() IS 'The rows of sluice.queue()';

@@ -42,6 +42,16 @@ $$;
 COMMENT ON FUNCTION _sluice.control(text, jsonb) IS
     'Calls a function of _sluice in the control database over a connection of its own: it takes effect at once';
 
+CREATE FUNCTION _sluice.commit_without_flush()
+RETURNS void
+LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT set_config('synchronous_commit', 'off', true)
+$$;
+COMMENT ON FUNCTION _sluice.commit_without_flush() IS
+    'This transaction''s commit waits for no flush and no standby: a crash may undo it until something is flushed that is committed later';
+
 CREATE FUNCTION sluice.preflight()
 RETURNS TABLE ("check" text, ok boolean, detail text, hint text)
 LANGUAGE sql VOLATILE SECURITY DEFINER

@@ -200,3 +200,42 @@ END;
 $$;
 COMMENT ON FUNCTION _sluice.reconcile_slots(bigint) IS
     'Frees live slots whose backend is gone, and overdue reservations of former leaders that no backend carries while none is starting';
+
+CREATE FUNCTION _sluice.worker_rows()
+RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT COALESCE(jsonb_agg(jsonb_build_object(
+        'slot', n,
+        'state', COALESCE(s.state, 'free'),
+        'db_oid', s.db_oid::bigint,
+        'database', _sluice.shown_name(d.datname),
+        'pid', s.pid,
+        'run_id', q.run_id,
+        'name', q.name,
+        'since', s.since
+    ) ORDER BY n), '[]')
+    FROM generate_series(1, greatest(
+        _sluice.worker_limit(), (SELECT COALESCE(max(t.slot), 0) FROM _sluice.slot AS t)
+    )) AS n
+    LEFT JOIN _sluice.slot AS s ON s.slot = n
+    LEFT JOIN pg_database AS d ON d.oid = s.db_oid
+    LEFT JOIN _sluice.queue AS q ON q.slot = n AND q.state = 'running'
+$$;
+COMMENT ON FUNCTION _sluice.worker_rows() IS 'The rows of sluice.workers()';
+
+CREATE FUNCTION _sluice.limit_rows()
+RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT jsonb_agg(jsonb_build_object(
+        'limit', _sluice.worker_limit(),
+        'ingredient', i.ingredient,
+        'value', i.value,
+        'binding', i.value = _sluice.worker_limit()
+    ))
+    FROM _sluice.limit_ingredients() AS i
+$$;
+COMMENT ON FUNCTION _sluice.limit_rows() IS 'The rows of sluice.effective_limit()';
