@@ -1445,6 +1445,18 @@ WHERE r.rolsuper;
 COMMENT ON VIEW _sluice.superuser_session IS
     'Sessions whose application_name counts when it is one of ours: every role can read and copy it';
 
+CREATE FUNCTION _sluice.backend_lives(_pid integer, _backend_start timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = _pid AND a.backend_start = _backend_start);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.backend_lives(integer, timestamptz) IS
+    'Whether a session is there, and not another one under its number; false for NULLs';
+
 CREATE FUNCTION _sluice.interrupt_backend(_epoch bigint, _pid integer, _since timestamptz, _terminate boolean)
 RETURNS timestamptz
 LANGUAGE plpgsql
@@ -1499,10 +1511,8 @@ AS $$
 BEGIN
     PERFORM _sluice.close_alert(a.event, NULL, a.node)
     FROM _sluice.alert AS a
-    WHERE a.event = 'session_stuck' AND a.closed_at IS NULL AND NOT EXISTS (
-        SELECT FROM pg_stat_activity AS b
-        WHERE b.pid = (a.detail ->> 'pid')::integer
-            AND b.backend_start = (a.detail ->> 'backend_start')::timestamptz
+    WHERE a.event = 'session_stuck' AND a.closed_at IS NULL AND NOT _sluice.backend_lives(
+        (a.detail ->> 'pid')::integer, (a.detail ->> 'backend_start')::timestamptz
     );
 END;
 $$;
@@ -1607,9 +1617,7 @@ RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT NOT EXISTS (
-        SELECT FROM pg_stat_activity AS a WHERE a.pid = _slot.pid AND a.backend_start = _slot.backend_start
-    ) AND NOT EXISTS (
+    SELECT NOT _sluice.backend_lives(_slot.pid, _slot.backend_start) AND NOT EXISTS (
         SELECT FROM _sluice.superuser_session AS a
         WHERE a.application_name = _sluice.worker_application_name(_slot.nonce)
     )
@@ -2593,19 +2601,6 @@ COMMENT ON TABLE _sluice.endpoint IS
     'The session that serves. One row; a session that has ended without a word is left in it, and serves no more';
 INSERT INTO _sluice.endpoint DEFAULT VALUES;
 
-CREATE FUNCTION _sluice.is_serving(_endpoint _sluice.endpoint)
-RETURNS boolean
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT EXISTS (
-        SELECT FROM pg_stat_activity AS a
-        WHERE a.pid = _endpoint.pid AND a.backend_start = _endpoint.backend_start
-    )
-$$;
-COMMENT ON FUNCTION _sluice.is_serving(_sluice.endpoint) IS
-    'Whether the session that serves is there; another one can have its pid by now';
-
 CREATE FUNCTION _sluice.begin_serving(_pid integer, _backend_start timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -2618,7 +2613,7 @@ BEGIN
     SELECT * INTO STRICT v_endpoint FROM _sluice.endpoint FOR NO KEY UPDATE;
     -- What this transaction has seen of the sessions can be older than the one that serves.
     PERFORM pg_stat_clear_snapshot();
-    IF _sluice.is_serving(v_endpoint)
+    IF _sluice.backend_lives(v_endpoint.pid, v_endpoint.backend_start)
         AND (v_endpoint.pid, v_endpoint.backend_start) IS DISTINCT FROM (_pid, _backend_start)
     THEN
         RETURN false;
@@ -2648,7 +2643,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT jsonb_build_object(
         'address', CASE WHEN s.host IS NOT NULL THEN s.address END,
-        'lives', (SELECT _sluice.is_serving(e) FROM _sluice.endpoint AS e),
+        'lives', (SELECT _sluice.backend_lives(e.pid, e.backend_start) FROM _sluice.endpoint AS e),
         'entry', _sluice.entry_state('pg_sluice metrics'),
         'error', (SELECT a.message FROM _sluice.alert AS a WHERE a.event = 'metrics_failed' AND a.closed_at IS NULL)
     )

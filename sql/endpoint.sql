@@ -47,19 +47,6 @@ COMMENT ON TABLE _sluice.endpoint IS
     'The session that serves. One row; a session that has ended without a word is left in it, and serves no more';
 INSERT INTO _sluice.endpoint DEFAULT VALUES;
 
-CREATE FUNCTION _sluice.is_serving(_endpoint _sluice.endpoint)
-RETURNS boolean
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT EXISTS (
-        SELECT FROM pg_stat_activity AS a
-        WHERE a.pid = _endpoint.pid AND a.backend_start = _endpoint.backend_start
-    )
-$$;
-COMMENT ON FUNCTION _sluice.is_serving(_sluice.endpoint) IS
-    'Whether the session that serves is there; another one can have its pid by now';
-
 CREATE FUNCTION _sluice.begin_serving(_pid integer, _backend_start timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -72,7 +59,7 @@ BEGIN
     SELECT * INTO STRICT v_endpoint FROM _sluice.endpoint FOR NO KEY UPDATE;
     -- What this transaction has seen of the sessions can be older than the one that serves.
     PERFORM pg_stat_clear_snapshot();
-    IF _sluice.is_serving(v_endpoint)
+    IF _sluice.backend_lives(v_endpoint.pid, v_endpoint.backend_start)
         AND (v_endpoint.pid, v_endpoint.backend_start) IS DISTINCT FROM (_pid, _backend_start)
     THEN
         RETURN false;
@@ -102,7 +89,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT jsonb_build_object(
         'address', CASE WHEN s.host IS NOT NULL THEN s.address END,
-        'lives', (SELECT _sluice.is_serving(e) FROM _sluice.endpoint AS e),
+        'lives', (SELECT _sluice.backend_lives(e.pid, e.backend_start) FROM _sluice.endpoint AS e),
         'entry', _sluice.entry_state('pg_sluice metrics'),
         'error', (SELECT a.message FROM _sluice.alert AS a WHERE a.event = 'metrics_failed' AND a.closed_at IS NULL)
     )

@@ -9,6 +9,18 @@ WHERE r.rolsuper;
 COMMENT ON VIEW _sluice.superuser_session IS
     'Sessions whose application_name counts when it is one of ours: every role can read and copy it';
 
+CREATE FUNCTION _sluice.backend_lives(_pid integer, _backend_start timestamptz)
+RETURNS boolean
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = _pid AND a.backend_start = _backend_start);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.backend_lives(integer, timestamptz) IS
+    'Whether a session is there, and not another one under its number; false for NULLs';
+
 CREATE FUNCTION _sluice.interrupt_backend(_epoch bigint, _pid integer, _since timestamptz, _terminate boolean)
 RETURNS timestamptz
 LANGUAGE plpgsql
@@ -63,10 +75,8 @@ AS $$
 BEGIN
     PERFORM _sluice.close_alert(a.event, NULL, a.node)
     FROM _sluice.alert AS a
-    WHERE a.event = 'session_stuck' AND a.closed_at IS NULL AND NOT EXISTS (
-        SELECT FROM pg_stat_activity AS b
-        WHERE b.pid = (a.detail ->> 'pid')::integer
-            AND b.backend_start = (a.detail ->> 'backend_start')::timestamptz
+    WHERE a.event = 'session_stuck' AND a.closed_at IS NULL AND NOT _sluice.backend_lives(
+        (a.detail ->> 'pid')::integer, (a.detail ->> 'backend_start')::timestamptz
     );
 END;
 $$;

@@ -67,9 +67,7 @@ RETURNS boolean
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT NOT EXISTS (
-        SELECT FROM pg_stat_activity AS a WHERE a.pid = _slot.pid AND a.backend_start = _slot.backend_start
-    ) AND NOT EXISTS (
+    SELECT NOT _sluice.backend_lives(_slot.pid, _slot.backend_start) AND NOT EXISTS (
         SELECT FROM _sluice.superuser_session AS a
         WHERE a.application_name = _sluice.worker_application_name(_slot.nonce)
     )
