@@ -292,6 +292,17 @@ $$;
 COMMENT ON FUNCTION _sluice.setting(text) IS
     'The value in force in this database, as a number: an integer, seconds, or bytes';
 
+CREATE FUNCTION _sluice.interval_setting(_name text)
+RETURNS interval
+LANGUAGE plpgsql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN make_interval(secs => _sluice.setting(_name)::double precision);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.interval_setting(text) IS 'The value in force of a setting that is an interval';
+
 CREATE FUNCTION _sluice.settings_in_force()
 RETURNS jsonb
 LANGUAGE plpgsql STABLE
@@ -1643,7 +1654,7 @@ BEGIN
     END IF;
     INSERT INTO _sluice.slot AS s (slot, state, db_oid, epoch, deadline)
     SELECT min(n), 'reserved', _db_oid, _epoch,
-        clock_timestamp() + make_interval(secs => _sluice.setting('worker_start_timeout')::double precision)
+        clock_timestamp() + _sluice.interval_setting('worker_start_timeout')
     FROM generate_series(1, 64) AS n
     WHERE NOT EXISTS (SELECT FROM _sluice.slot AS taken WHERE taken.slot = n)
     RETURNING s.slot, s.nonce, _sluice.worker_application_name(s.nonce) INTO slot, nonce, application_name;
@@ -3077,7 +3088,7 @@ BEGIN
         EXECUTE format('SELECT p.place, p.deleted, p.is_over FROM _sluice.%I($1, $2, $3) AS p', 'purge_' || v_task.task)
         INTO STRICT v_task.place, deleted, v_is_over
         USING v_task.place, _sluice.setting('maintenance_batch')::integer,
-            v_started + make_interval(secs => _sluice.setting('maintenance_budget')::double precision);
+            v_started + _sluice.interval_setting('maintenance_budget');
     EXCEPTION
         -- Somebody has the table to himself, as VACUUM FULL does: that is no failure.
         WHEN lock_not_available THEN
@@ -3174,8 +3185,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_before CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_before CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_from timestamptz := _sluice.history_start(_place);
     v_limit integer;
     v_seen integer;
@@ -3228,8 +3238,7 @@ AS $$
 DECLARE
     v_most CONSTANT integer := _sluice.setting('history_rows');
     -- What is older is the other task's.
-    v_since CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_since CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_pgt_id bigint := COALESCE((_place ->> 'pgt_id')::bigint, 9223372036854775807);
     v_before timestamptz := (_place ->> 'started_at')::timestamptz;
     v_kept integer := (_place ->> 'kept')::integer;
@@ -3305,8 +3314,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_before CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_before CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_limit integer;
     v_deleted bigint;
 BEGIN
@@ -3472,8 +3480,7 @@ SET enable_bitmapscan = off
 AS $$
 DECLARE
     v_counted CONSTANT integer := 10000;
-    v_before CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_before CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_from CONSTANT timestamptz := (
         SELECT _sluice.history_start(u.place) FROM _sluice.upkeep AS u WHERE u.task = 'history_age'
     );
@@ -3670,7 +3677,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH clock AS MATERIALIZED (
         SELECT l.latest, extract(epoch FROM l.latest) AS seconds,
-            l.latest + make_interval(secs => _sluice.setting('retry_backoff_cap')::double precision) AS latest_retry
+            l.latest + _sluice.interval_setting('retry_backoff_cap') AS latest_retry
         FROM (SELECT _sluice.latest_past(clock_timestamp())) AS l (latest)
     )
     SELECT n.pgt_id, _sluice.node_name(n), n.kind, COALESCE(g.effective_schedule, n.schedule), n.anchor, n.due_at,
@@ -4812,9 +4819,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_callers CONSTANT text := current_setting('lock_timeout');
-    v_longest CONSTANT interval := COALESCE(
-        _node.lock_timeout, make_interval(secs => _sluice.setting('lock_timeout')::double precision)
-    );
+    v_longest CONSTANT interval := COALESCE(_node.lock_timeout, _sluice.interval_setting('lock_timeout'));
 BEGIN
     IF v_callers = '0' OR v_callers::interval > v_longest THEN
         PERFORM set_config('lock_timeout', ceil(extract(epoch FROM v_longest) * 1000)::text, true);
@@ -6043,7 +6048,7 @@ AS $$
         'error', m.error,
         'spawn_error', m.spawn_error,
         -- A database without a connection of its own is looked at within ten intervals.
-        'tick_bound', make_interval(secs => 60 + 10 * _sluice.setting('scheduler_interval')::double precision),
+        'tick_bound', interval '1 min' + 10 * _sluice.interval_setting('scheduler_interval'),
         'queued', q.queued,
         'running', q.running,
         'oldest_queued_at', q.oldest_queued_at,

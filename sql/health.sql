@@ -332,7 +332,7 @@ AS $$
         'error', m.error,
         'spawn_error', m.spawn_error,
         -- A database without a connection of its own is looked at within ten intervals.
-        'tick_bound', make_interval(secs => 60 + 10 * _sluice.setting('scheduler_interval')::double precision),
+        'tick_bound', interval '1 min' + 10 * _sluice.interval_setting('scheduler_interval'),
         'queued', q.queued,
         'running', q.running,
         'oldest_queued_at', q.oldest_queued_at,

@@ -152,6 +152,17 @@ $$;
 COMMENT ON FUNCTION _sluice.setting(text) IS
     'The value in force in this database, as a number: an integer, seconds, or bytes';
 
+CREATE FUNCTION _sluice.interval_setting(_name text)
+RETURNS interval
+LANGUAGE plpgsql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN make_interval(secs => _sluice.setting(_name)::double precision);
+END;
+$$;
+COMMENT ON FUNCTION _sluice.interval_setting(text) IS 'The value in force of a setting that is an interval';
+
 CREATE FUNCTION _sluice.settings_in_force()
 RETURNS jsonb
 LANGUAGE plpgsql STABLE

@@ -93,7 +93,7 @@ BEGIN
     END IF;
     INSERT INTO _sluice.slot AS s (slot, state, db_oid, epoch, deadline)
     SELECT min(n), 'reserved', _db_oid, _epoch,
-        clock_timestamp() + make_interval(secs => _sluice.setting('worker_start_timeout')::double precision)
+        clock_timestamp() + _sluice.interval_setting('worker_start_timeout')
     FROM generate_series(1, 64) AS n
     WHERE NOT EXISTS (SELECT FROM _sluice.slot AS taken WHERE taken.slot = n)
     RETURNING s.slot, s.nonce, _sluice.worker_application_name(s.nonce) INTO slot, nonce, application_name;

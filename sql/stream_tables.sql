@@ -248,9 +248,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     v_callers CONSTANT text := current_setting('lock_timeout');
-    v_longest CONSTANT interval := COALESCE(
-        _node.lock_timeout, make_interval(secs => _sluice.setting('lock_timeout')::double precision)
-    );
+    v_longest CONSTANT interval := COALESCE(_node.lock_timeout, _sluice.interval_setting('lock_timeout'));
 BEGIN
     IF v_callers = '0' OR v_callers::interval > v_longest THEN
         PERFORM set_config('lock_timeout', ceil(extract(epoch FROM v_longest) * 1000)::text, true);

@@ -127,7 +127,7 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH clock AS MATERIALIZED (
         SELECT l.latest, extract(epoch FROM l.latest) AS seconds,
-            l.latest + make_interval(secs => _sluice.setting('retry_backoff_cap')::double precision) AS latest_retry
+            l.latest + _sluice.interval_setting('retry_backoff_cap') AS latest_retry
         FROM (SELECT _sluice.latest_past(clock_timestamp())) AS l (latest)
     )
     SELECT n.pgt_id, _sluice.node_name(n), n.kind, COALESCE(g.effective_schedule, n.schedule), n.anchor, n.due_at,

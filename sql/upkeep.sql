@@ -91,7 +91,7 @@ BEGIN
         EXECUTE format('SELECT p.place, p.deleted, p.is_over FROM _sluice.%I($1, $2, $3) AS p', 'purge_' || v_task.task)
         INTO STRICT v_task.place, deleted, v_is_over
         USING v_task.place, _sluice.setting('maintenance_batch')::integer,
-            v_started + make_interval(secs => _sluice.setting('maintenance_budget')::double precision);
+            v_started + _sluice.interval_setting('maintenance_budget');
     EXCEPTION
         -- Somebody has the table to himself, as VACUUM FULL does: that is no failure.
         WHEN lock_not_available THEN
@@ -188,8 +188,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_before CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_before CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_from timestamptz := _sluice.history_start(_place);
     v_limit integer;
     v_seen integer;
@@ -242,8 +241,7 @@ AS $$
 DECLARE
     v_most CONSTANT integer := _sluice.setting('history_rows');
     -- What is older is the other task's.
-    v_since CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_since CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_pgt_id bigint := COALESCE((_place ->> 'pgt_id')::bigint, 9223372036854775807);
     v_before timestamptz := (_place ->> 'started_at')::timestamptz;
     v_kept integer := (_place ->> 'kept')::integer;
@@ -319,8 +317,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    v_before CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_before CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_limit integer;
     v_deleted bigint;
 BEGIN
@@ -486,8 +483,7 @@ SET enable_bitmapscan = off
 AS $$
 DECLARE
     v_counted CONSTANT integer := 10000;
-    v_before CONSTANT timestamptz := clock_timestamp()
-        - make_interval(secs => _sluice.setting('history_retention')::double precision);
+    v_before CONSTANT timestamptz := clock_timestamp() - _sluice.interval_setting('history_retention');
     v_from CONSTANT timestamptz := (
         SELECT _sluice.history_start(u.place) FROM _sluice.upkeep AS u WHERE u.task = 'history_age'
     );
