@@ -71,6 +71,25 @@ AS $$
 $$;
 COMMENT ON FUNCTION _sluice.here() IS 'The name of this database, to be shown';
 
+CREATE FUNCTION _sluice.control_database()
+RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.shown_name(current_setting('cron.database_name', true))
+$$;
+COMMENT ON FUNCTION _sluice.control_database() IS
+    'The database that pg_cron works from; NULL when the server has not loaded pg_cron';
+
+CREATE FUNCTION _sluice.database_name(_db_oid oid)
+RETURNS text
+LANGUAGE sql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.shown_name(d.datname) FROM pg_database AS d WHERE d.oid = _db_oid
+$$;
+COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database, to be shown; NULL when it is gone';
+
 -- sql/clock.sql
 
 -- The clock of the server can be set back: a machine was resumed with a wrong time, or NTP steps it. What
@@ -2899,15 +2918,6 @@ $$;
 COMMENT ON FUNCTION _sluice.members(bigint) IS
     'The databases to schedule, under their present names, as they are shown and as the server knows them; clears away what dropped databases left';
 
-CREATE FUNCTION _sluice.database_name(_db_oid oid)
-RETURNS text
-LANGUAGE sql STABLE STRICT
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT _sluice.shown_name(d.datname) FROM pg_database AS d WHERE d.oid = _db_oid
-$$;
-COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database, to be shown; NULL when it is gone';
-
 CREATE FUNCTION _sluice.close_database_alerts(_db_oid oid)
 RETURNS void
 LANGUAGE sql
@@ -3027,10 +3037,13 @@ INSERT INTO _sluice.upkeep (task, in_control) VALUES
 CREATE VIEW _sluice.due_upkeep AS
 SELECT u.*
 FROM _sluice.upkeep AS u
-WHERE u.due_at <= clock_timestamp()
-    -- Its last step lies in the future: the clock has been set back since.
-    OR COALESCE(u.last_at, u.due_at) > (SELECT _sluice.latest_past(clock_timestamp()));
-COMMENT ON VIEW _sluice.due_upkeep IS 'The tasks whose turn it is';
+WHERE (NOT u.in_control OR _sluice.here() = _sluice.control_database())
+    AND (
+        u.due_at <= clock_timestamp()
+        -- Its last step lies in the future: the clock has been set back since.
+        OR COALESCE(u.last_at, u.due_at) > (SELECT _sluice.latest_past(clock_timestamp()))
+    );
+COMMENT ON VIEW _sluice.due_upkeep IS 'The tasks whose turn it is in this database';
 
 CREATE FUNCTION _sluice.upkeep_is_due()
 RETURNS boolean
@@ -3038,10 +3051,7 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN EXISTS (
-        SELECT FROM _sluice.due_upkeep AS u
-        WHERE NOT u.in_control OR _sluice.here() = _sluice.control_database()
-    );
+    RETURN EXISTS (SELECT FROM _sluice.due_upkeep);
 END;
 $$;
 COMMENT ON FUNCTION _sluice.upkeep_is_due() IS 'Whether it is some task''s turn in this database';
@@ -3077,7 +3087,6 @@ BEGIN
     deleted := 0;
     SELECT u.* INTO v_task
     FROM _sluice.due_upkeep AS u
-    WHERE NOT u.in_control OR _sluice.here() = _sluice.control_database()
     ORDER BY u.due_at, u.task
     LIMIT 1
     FOR NO KEY UPDATE SKIP LOCKED;
@@ -5292,16 +5301,6 @@ COMMENT ON FUNCTION sluice.reset(text) IS
 -- sql/scheduler.sql
 
 -- Joining and leaving, the leader, and what they need.
-
-CREATE FUNCTION _sluice.control_database()
-RETURNS text
-LANGUAGE sql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT _sluice.shown_name(current_setting('cron.database_name', true))
-$$;
-COMMENT ON FUNCTION _sluice.control_database() IS
-    'The database that pg_cron works from; NULL when the server has not loaded pg_cron';
 
 CREATE FUNCTION _sluice.database_oid()
 RETURNS bigint

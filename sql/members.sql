@@ -195,15 +195,6 @@ $$;
 COMMENT ON FUNCTION _sluice.members(bigint) IS
     'The databases to schedule, under their present names, as they are shown and as the server knows them; clears away what dropped databases left';
 
-CREATE FUNCTION _sluice.database_name(_db_oid oid)
-RETURNS text
-LANGUAGE sql STABLE STRICT
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT _sluice.shown_name(d.datname) FROM pg_database AS d WHERE d.oid = _db_oid
-$$;
-COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database, to be shown; NULL when it is gone';
-
 CREATE FUNCTION _sluice.close_database_alerts(_db_oid oid)
 RETURNS void
 LANGUAGE sql

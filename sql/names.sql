@@ -49,3 +49,22 @@ AS $$
     SELECT _sluice.shown_name(current_database())
 $$;
 COMMENT ON FUNCTION _sluice.here() IS 'The name of this database, to be shown';
+
+CREATE FUNCTION _sluice.control_database()
+RETURNS text
+LANGUAGE sql STABLE SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.shown_name(current_setting('cron.database_name', true))
+$$;
+COMMENT ON FUNCTION _sluice.control_database() IS
+    'The database that pg_cron works from; NULL when the server has not loaded pg_cron';
+
+CREATE FUNCTION _sluice.database_name(_db_oid oid)
+RETURNS text
+LANGUAGE sql STABLE STRICT
+SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT _sluice.shown_name(d.datname) FROM pg_database AS d WHERE d.oid = _db_oid
+$$;
+COMMENT ON FUNCTION _sluice.database_name(oid) IS 'The present name of a database, to be shown; NULL when it is gone';

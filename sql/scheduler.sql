@@ -1,15 +1,5 @@
 -- Joining and leaving, the leader, and what they need.
 
-CREATE FUNCTION _sluice.control_database()
-RETURNS text
-LANGUAGE sql STABLE SECURITY DEFINER
-SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT _sluice.shown_name(current_setting('cron.database_name', true))
-$$;
-COMMENT ON FUNCTION _sluice.control_database() IS
-    'The database that pg_cron works from; NULL when the server has not loaded pg_cron';
-
 CREATE FUNCTION _sluice.database_oid()
 RETURNS bigint
 LANGUAGE plpgsql STABLE

@@ -30,10 +30,13 @@ INSERT INTO _sluice.upkeep (task, in_control) VALUES
 CREATE VIEW _sluice.due_upkeep AS
 SELECT u.*
 FROM _sluice.upkeep AS u
-WHERE u.due_at <= clock_timestamp()
-    -- Its last step lies in the future: the clock has been set back since.
-    OR COALESCE(u.last_at, u.due_at) > (SELECT _sluice.latest_past(clock_timestamp()));
-COMMENT ON VIEW _sluice.due_upkeep IS 'The tasks whose turn it is';
+WHERE (NOT u.in_control OR _sluice.here() = _sluice.control_database())
+    AND (
+        u.due_at <= clock_timestamp()
+        -- Its last step lies in the future: the clock has been set back since.
+        OR COALESCE(u.last_at, u.due_at) > (SELECT _sluice.latest_past(clock_timestamp()))
+    );
+COMMENT ON VIEW _sluice.due_upkeep IS 'The tasks whose turn it is in this database';
 
 CREATE FUNCTION _sluice.upkeep_is_due()
 RETURNS boolean
@@ -41,10 +44,7 @@ LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    RETURN EXISTS (
-        SELECT FROM _sluice.due_upkeep AS u
-        WHERE NOT u.in_control OR _sluice.here() = _sluice.control_database()
-    );
+    RETURN EXISTS (SELECT FROM _sluice.due_upkeep);
 END;
 $$;
 COMMENT ON FUNCTION _sluice.upkeep_is_due() IS 'Whether it is some task''s turn in this database';
@@ -80,7 +80,6 @@ BEGIN
     deleted := 0;
     SELECT u.* INTO v_task
     FROM _sluice.due_upkeep AS u
-    WHERE NOT u.in_control OR _sluice.here() = _sluice.control_database()
     ORDER BY u.due_at, u.task
     LIMIT 1
     FOR NO KEY UPDATE SKIP LOCKED;
