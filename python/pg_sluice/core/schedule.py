@@ -40,7 +40,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from cronsim import CronSim, CronSimError
 
-from pg_sluice.core.errors import invalid_schedule
+from .errors import invalid_schedule
 
 LONGEST_SPEC = 200
 """Characters of a schedule's text."""
