@@ -67,7 +67,6 @@ def parameters(
         "port": port,
         "user": role,
         "dbname": database,
-        "connect_timeout": CONNECT_SECONDS,
         # Of a database in SQL_ASCII the driver would make bytes.
         "client_encoding": "UTF8",
         "options": f"{timeouts} -c search_path=pg_catalog,pg_temp -c client_min_messages=warning"

@@ -153,8 +153,8 @@ def _leader_session_checks(
                 "port": where["port"],
                 "user": where["username"],
                 "dbname": where["control_dbname"],
-                "connect_timeout": 5,
             },
+            seconds=5,
         )
     except psycopg.OperationalError as error:
         yield _check(

@@ -31,10 +31,12 @@ _LOOK_SECONDS = 0.05
 _END_SECONDS = 0.1
 
 
-def connect(plpy: Plpy, given: dict[str, Any]) -> Session:
-    """As psycopg.connect(). Raises psycopg.OperationalError."""
+def connect(
+    plpy: Plpy, given: dict[str, Any], *, seconds: float = connection.CONNECT_SECONDS
+) -> Session:
+    """As psycopg.connect(), within that many seconds. Raises psycopg.OperationalError."""
     pgconn = pq.PGconn.connect_start(connection.conninfo(given))
-    give_up = time.monotonic() + given["connect_timeout"]
+    give_up = time.monotonic() + seconds
     try:
         while (status := pgconn.connect_poll()) != pq.PollingStatus.OK:
             if status == pq.PollingStatus.FAILED:

@@ -107,7 +107,6 @@ class Server:
         given["options"] += f" {_OPTIONS} {options}"
         if role is not None:
             given["user"] = role
-        del given["connect_timeout"]
         pgconn = pq.PGconn.connect_start(
             connection.conninfo(given | {"application_name": application_name})
         )
