@@ -44,7 +44,7 @@ def serve(plpy: Plpy, seconds: float | None) -> str:
 
 
 async def _serve(plpy: Plpy, home: Home, seconds: float) -> None:
-    if not _call(plpy, home, "begin_serving"):
+    if not _answer(plpy, home, "SELECT _sluice.begin_serving($1, $2)"):
         return
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -52,17 +52,13 @@ async def _serve(plpy: Plpy, home: Home, seconds: float) -> None:
             await Endpoint(plpy, home).run(seconds)
             interrupts.cancel()
     finally:
-        _call(plpy, home, "end_serving")
+        _answer(plpy, home, "SELECT _sluice.end_serving($1, $2)")
 
 
-def _call(plpy: Plpy, home: Home, function: str) -> Any:
-    """One of the functions that let one session serve at a time."""
-    result = value(
-        plpy,
-        f"SELECT _sluice.{function}($1, $2)",
-        ["pg_catalog.int4", "pg_catalog.timestamptz"],
-        [home.pid, home.backend_start],
-    )
+def _answer(plpy: Plpy, home: Home, query: str) -> Any:
+    """What one of the functions gives that let one session serve at a time, told which this is."""
+    types = ["pg_catalog.int4", "pg_catalog.timestamptz"]
+    result = value(plpy, query, types, [home.pid, home.backend_start])
     plpy.commit()
     return result
 

@@ -162,8 +162,8 @@ class Executor:
         # A refresh and what it puts on record about its sources see one snapshot. Two of one node
         # meet in the node's row, and the later one fails and is tried again.
         is_job = options.get("job", False)
-        isolation = "READ COMMITTED" if is_job else "REPEATABLE READ"
-        begin = sql.SQL(f"BEGIN ISOLATION LEVEL {isolation}; ") + _set("LOCAL", bounds)
+        isolation = sql.SQL("READ COMMITTED" if is_job else "REPEATABLE READ")
+        begin = sql.SQL("BEGIN ISOLATION LEVEL {}; {}").format(isolation, _set("LOCAL", bounds))
         await session.connection.execute(begin)
         # From here on the owner's SQL may have been there, however the run ends.
         self._job_ran = is_job
@@ -215,10 +215,11 @@ class Executor:
                 await session.row("become", owner=owner)
             await session.connection.execute(_set("SESSION", bounds))
             # The lock of the node says who runs it, so that the command can't wait for itself.
-            await session.connection.execute(
-                "SELECT pg_catalog.pg_advisory_lock(%s, %s),"
-                " pg_catalog.set_config('search_path', pg_catalog.convert_from(%s, 'UTF8'), false)",
-                [lock_class, run.pgt_id, search_path.encode()],
+            await session.row(
+                "begin_top_level_run",
+                lock_class=lock_class,
+                pgt_id=run.pgt_id,
+                search_path=search_path.encode(),
             )
             try:
                 with deadline.enforced(session):

@@ -1,4 +1,5 @@
--- Every statement that the leader sends, by name. A test prepares each on a real server.
+-- Every query that the leader sends, by name. A test prepares each on a real server. What frames a run, its
+-- transaction and its limits, is in executor.py.
 
 -- name: acquire_lease
 -- Control. Take the lease, or learn how long the present one has to run.
@@ -176,6 +177,11 @@ FROM _sluice.top_level_command(
 SELECT pg_catalog.set_config('session_authorization', r.rolname, false) IS NOT NULL
 FROM pg_catalog.pg_roles AS r
 WHERE r.oid OPERATOR(pg_catalog.=) %(owner)s;
+
+-- name: begin_top_level_run
+-- Member. Take its node's lock and search_path, in its own session. Bytes: a path can have any names.
+SELECT pg_catalog.pg_advisory_lock(%(lock_class)s, %(pgt_id)s),
+    pg_catalog.set_config('search_path', pg_catalog.convert_from(%(search_path)s, 'UTF8'), false);
 
 -- name: record_top_level_run
 -- Member. The success of such a job.
