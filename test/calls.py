@@ -101,9 +101,8 @@ def history(database: Database, name: str) -> list[Any]:
 def ticks_pass(database: Database, count: int = 1) -> None:
     """Wait until the database was ticked that many times from now on."""
     for _ in range(count):
+        ((now,),) = database.execute("SELECT clock_timestamp()")
         database.wait_for(
-            "SELECT d.last_tick_at > now() FROM sluice.databases() AS d"
-            " WHERE d.database = current_database()".replace(
-                "now()", f"'{database.execute('SELECT clock_timestamp()')[0][0]}'"
-            )
+            f"SELECT d.last_tick_at > '{now}' FROM sluice.databases() AS d"
+            " WHERE d.database = current_database()"
         )

@@ -219,6 +219,10 @@ class Cluster:
     def log_text(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
+    def log_end(self) -> str:
+        """The last lines of the log, for an error."""
+        return "\n".join(self.log_text().splitlines()[-20:])
+
     @property
     def postmaster_pid(self) -> int | None:
         """The postmaster's process ID, or None when it is not running (also after a crash)."""
@@ -291,8 +295,7 @@ class Cluster:
             output.seek(0)
             written = output.read()
         if result.returncode:
-            log_end = "\n".join(self.log_text().splitlines()[-20:])
-            raise ClusterError(f"failed:\n{script}{given}\n{written}\n{log_end}")
+            raise ClusterError(f"failed:\n{script}{given}\n{written}\n{self.log_end()}")
         return written
 
     def create_extensions(self) -> None:
@@ -334,6 +337,26 @@ class Cluster:
             if self.postmaster_pid is not None:
                 self.execute(f"DROP DATABASE IF EXISTS {database.name} WITH (FORCE)")
 
+    @contextmanager
+    def database_in(self, encoding: str, name: str) -> Iterator[Database]:
+        """A database in that encoding with pg_sluice; dropped at the end, with its sessions."""
+        self.execute(
+            f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
+            " TEMPLATE template0"
+        )
+        try:
+            database = Database(self, name)
+            database.execute("CREATE EXTENSION pg_sluice CASCADE")
+            yield database
+        finally:
+            self.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def create_role(self, name: str) -> None:
+        """Create a role that can log in, unless there is one of that name."""
+        self.execute(
+            f"DO $$BEGIN CREATE ROLE {name} LOGIN; EXCEPTION WHEN duplicate_object THEN END$$"
+        )
+
     def wait_for(
         self,
         what: str | Callable[[], Any],
@@ -351,10 +374,9 @@ class Cluster:
         with self._condition(what, dbname) as condition:
             while not (value := condition()):
                 if time.monotonic() > deadline:
-                    log = "\n".join(self.log_text().splitlines()[-20:])
                     raise TimeoutError(
                         f"not true within {timeout} s: {what}\n"
-                        f"last value: {value!r}\n\nserver log:\n{log}"
+                        f"last value: {value!r}\n\nserver log:\n{self.log_end()}"
                     )
                 time.sleep(interval)
         return value
@@ -449,8 +471,9 @@ class Cluster:
             **self._identity(),
         )
         if result.returncode:
-            log = "\n".join(self.log_text().splitlines()[-20:])
-            raise ClusterError(f"{program} {' '.join(arguments)} failed:\n{result.stdout}\n{log}")
+            raise ClusterError(
+                f"{program} {' '.join(arguments)} failed:\n{result.stdout}\n{self.log_end()}"
+            )
 
     def _identity(self) -> dict[str, Any]:
         """Who runs programs: the cluster's owner."""
@@ -509,8 +532,10 @@ class Procedure:
         """Wait for the end of the call and give its error; TimeoutError if there is no end."""
         self._thread.join(timeout)
         if self._thread.is_alive():
-            log = "\n".join(self._cluster.log_text().splitlines()[-20:])
-            raise TimeoutError(f"{self._name}() still runs after {timeout} s\n\nserver log:\n{log}")
+            raise TimeoutError(
+                f"{self._name}() still runs after {timeout} s\n\n"
+                f"server log:\n{self._cluster.log_end()}"
+            )
         return self.error
 
     def cancel(self) -> None:

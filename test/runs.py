@@ -38,6 +38,11 @@ def ended(database: Database, run_id: Any, *, timeout: float = 10) -> dict[str, 
     return row
 
 
+def ran(database: Database, count: int = 1) -> None:
+    """Wait until so many runs are on record."""
+    database.wait_for(f"SELECT count(*) >= {count} FROM sluice.history")
+
+
 def node(database: Database, name: str = "job") -> dict[str, Any]:
     """A node's row in sluice.nodes."""
     row: dict[str, Any] = database.execute(

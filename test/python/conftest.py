@@ -118,6 +118,16 @@ def member(shared_state: None, database: Database) -> Database:
 
 
 @pytest.fixture
+def shared(cluster: Cluster, member: Database) -> Database:
+    """A member where alice and bob may have nodes, each with a schema."""
+    for role in ("alice", "bob"):
+        cluster.create_role(role)
+        member.execute(f"CREATE SCHEMA {role} AUTHORIZATION {role}")
+        member.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO {role}")
+    return member
+
+
+@pytest.fixture
 def short_lease(cluster: Cluster, shared_state: None) -> None:
     """A leader that is gone is replaced after a second."""
     cluster.execute("SELECT sluice.configure('lease_ttl', '1 s', cluster => true)")

@@ -53,17 +53,8 @@ def listening(database: Database) -> Iterator[Heard]:
 @pytest.fixture(params=["UTF8", "LATIN1", "SQL_ASCII"])
 def encoded(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Database]:
     """A database in some encoding, with the extension, that is no member."""
-    name = f"alerts_{request.param.lower()}"
-    cluster.execute(
-        f"CREATE DATABASE {name} ENCODING '{request.param}' LC_COLLATE 'C' LC_CTYPE 'C'"
-        " TEMPLATE template0"
-    )
-    try:
-        database = Database(cluster, name)
-        database.execute("CREATE EXTENSION pg_sluice CASCADE")
+    with cluster.database_in(request.param, f"alerts_{request.param.lower()}") as database:
         yield database
-    finally:
-        cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -57,20 +56,6 @@ def test_what_is_acceptable_is_accepted(database: Database, encoding: str) -> No
                 assert one in kept
 
 
-@contextmanager
-def database_in(cluster: Cluster, encoding: str, name: str = "other") -> Iterator[Database]:
-    cluster.execute(
-        f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
-        " TEMPLATE template0"
-    )
-    try:
-        database = Database(cluster, name)
-        database.execute("CREATE EXTENSION pg_sluice CASCADE")
-        yield database
-    finally:
-        cluster.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
 @pytest.fixture
 def narrow(own_cluster: Callable[..., Cluster]) -> Cluster:
     """A cluster whose control database is in LATIN1."""
@@ -86,7 +71,7 @@ def utf8(database: Database, user: str = "postgres") -> psycopg.Connection[Any]:
 
 def test_control_database_that_lacks_characters(narrow: Cluster) -> None:
     """Names of nodes, databases and roles, and errors, are shown there with escapes."""
-    with database_in(narrow, "UTF8", "wide") as wide:
+    with narrow.database_in("UTF8", "wide") as wide:
         with utf8(wide) as session:
             session.execute(f'CREATE ROLE "{ROLE}" LOGIN')
             session.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO public")
@@ -116,7 +101,7 @@ def test_control_database_that_lacks_characters(narrow: Cluster) -> None:
 def test_failed_database_with_a_name_that_the_control_database_lacks(narrow: Cluster) -> None:
     """The server's message has the name, as bytes of another encoding."""
     name = "отчёты"
-    with database_in(narrow, "UTF8", "good") as good:
+    with narrow.database_in("UTF8", "good") as good:
         good.execute("SELECT sluice.start()")
         good.execute("SELECT sluice.schedule('plain', '1s', 'SELECT 1')")
         with utf8(good) as session:
@@ -173,13 +158,12 @@ def test_failed_tick_that_cannot_be_recorded(
         fault.lift()
 
 
-@pytest.mark.parametrize("max_workers", ["4", "0"], ids=["parallel", "serial"])
 def test_failure_that_the_member_lacks_characters_for(
-    cluster: Cluster, shared_state: None, lead: Callable[..., Leader], max_workers: str
+    cluster: Cluster, shared_state: None, lead: Callable[..., Leader], workers: str
 ) -> None:
     """The name of a role comes in the server's message as bytes of another encoding."""
-    configure(cluster, max_workers=max_workers)
-    with database_in(cluster, "LATIN1") as member:
+    configure(cluster, max_workers=workers)
+    with cluster.database_in("LATIN1", "other") as member:
         cluster.execute(f'CREATE ROLE "{ROLE}" LOGIN')
         try:
             member.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO public")
@@ -222,7 +206,7 @@ def test_reading_in_a_database_that_lacks_characters(
     cluster.execute("UPDATE _sluice.drain SET requested_by = %s", [name])
     cluster.execute(f'CREATE ROLE "{name}" LOGIN SUPERUSER')
     try:
-        with database_in(cluster, encoding) as other:
+        with cluster.database_in(encoding, "other") as other:
             other.execute("SELECT sluice.start()")
             with utf8(member, name) as user:
                 user.execute("SELECT sluice.drain(wait => false, cluster => true)")

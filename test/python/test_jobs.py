@@ -7,23 +7,7 @@ import psycopg
 import pytest
 
 from cluster import Cluster, Database, Leader
-
-
-@pytest.fixture
-def roles(cluster: Cluster) -> None:
-    for role in ("alice", "bob"):
-        cluster.execute(
-            f"DO $$BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object THEN END$$"
-        )
-
-
-@pytest.fixture
-def shared(roles: None, member: Database) -> Database:
-    """A member where alice and bob may have nodes, each with a schema."""
-    for role in ("alice", "bob"):
-        member.execute(f"CREATE SCHEMA {role} AUTHORIZATION {role}")
-        member.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO {role}")
-    return member
+from runs import ended, run_now
 
 
 def schedule(
@@ -37,10 +21,7 @@ def schedule(
 
 
 def run(database: Database, name: str = "job") -> dict[str, Any]:
-    run_id = database.execute("SELECT sluice.run_now(%s)", [name])[0][0]
-    return database.wait_for(
-        f"SELECT to_jsonb(h) FROM sluice.history AS h WHERE run_id = '{run_id}'"
-    )
+    return ended(database, run_now(database, name))
 
 
 # Rights

@@ -8,15 +8,11 @@ import pytest
 
 from calls import a_run_in_progress
 from cluster import Cluster, Database, Leader
-from runs import configure, run_now, schedule
+from runs import configure, ran, run_now, schedule
 
 
 def lease(cluster: Cluster) -> Any:
     return cluster.execute("SELECT epoch, pid, expires_at FROM _sluice.lease")[0]
-
-
-def ran(database: Database, count: int = 1) -> None:
-    database.wait_for(f"SELECT count(*) >= {count} FROM sluice.history")
 
 
 def no_sessions(cluster: Cluster) -> None:
@@ -503,7 +499,7 @@ def test_run_for_nonsense_is_refused(
 
 
 def test_only_a_superuser_leads(cluster: Cluster, member: Database) -> None:
-    cluster.execute("DO $$BEGIN CREATE ROLE dave LOGIN; EXCEPTION WHEN duplicate_object THEN END$$")
+    cluster.create_role("dave")
     with (
         cluster.connect(user="dave") as connection,
         pytest.raises(psycopg.errors.InsufficientPrivilege),

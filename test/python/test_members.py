@@ -8,16 +8,13 @@ import pytest
 
 from calls import a_run_in_progress
 from cluster import Cluster, Database, Leader
+from runs import ran
 
 
 def oid(cluster: Cluster, database: str) -> int:
     return cluster.execute("SELECT oid::bigint FROM pg_database WHERE datname = %s", [database])[0][
         0
     ]
-
-
-def ran(database: Database, count: int = 1, *, timeout: float = 10) -> None:
-    database.wait_for(f"SELECT count(*) >= {count} FROM sluice.history", timeout=timeout)
 
 
 def sessions(database: Database) -> int:
@@ -185,15 +182,14 @@ def test_database_can_be_dropped_after_stop(
     assert cluster.execute("SELECT database FROM sluice.databases()") == [(member.name,)]
 
 
-@pytest.mark.parametrize("max_workers", ["4", "0"])
 def test_run_in_progress_ends_as_usual_after_stop(
     cluster: Cluster,
     member: Any,
     other: Any,
     lead: Callable[..., Leader],
-    max_workers: str,
+    workers: str,
 ) -> None:
-    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [workers])
     lead()
     member.execute("SELECT sluice.schedule('job', 'manual', 'SELECT pg_sleep(1.5)')")
     member.execute("SELECT sluice.schedule('never', 'manual', 'SELECT 1', priority => -100)")
@@ -390,16 +386,15 @@ def test_unreachable_database_fails_alone(
     )
 
 
-@pytest.mark.parametrize("max_workers", ["4", "0"])
 def test_one_pass_ends_though_a_database_is_unreachable(
     cluster: Cluster,
     member: Any,
     other: Any,
     lead: Callable[..., Leader],
-    max_workers: str,
+    workers: str,
 ) -> None:
     """Its queued run waits for another pass; the other database's is run."""
-    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [workers])
     for database in (member, other):
         database.execute("SELECT sluice.schedule('job', 'manual', 'SELECT 1')")
         database.execute("SELECT sluice.run_now('job')")
@@ -532,13 +527,12 @@ def test_extension_dropped_in_a_member(
     )
 
 
-@pytest.mark.parametrize("max_workers", ["4", "0"])
 @pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
 def test_member_in_another_encoding(
-    cluster: Cluster, member: Any, lead: Callable[..., Leader], encoding: str, max_workers: str
+    cluster: Cluster, member: Any, lead: Callable[..., Leader], encoding: str, workers: str
 ) -> None:
     """The driver would make bytes of what a database in SQL_ASCII has to say."""
-    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [workers])
     name = f"in_{encoding.lower()}"
     cluster.execute(
         f"CREATE DATABASE {name} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"

@@ -8,7 +8,7 @@ import pytest
 
 from calls import Call
 from cluster import Cluster, Database, Leader
-from runs import configure
+from runs import configure, idle
 
 
 def schedule(database: Database, count: int, command: str, prefix: str = "job") -> list[str]:
@@ -27,11 +27,6 @@ def run_now(database: Database, names: list[str]) -> None:
 
 def ended(database: Database, count: int, *, timeout: float = 20) -> None:
     database.wait_for(f"SELECT count(*) >= {count} FROM sluice.history", timeout=timeout)
-
-
-def empty(cluster: Cluster) -> None:
-    """The queue is empty and every slot is free or idle."""
-    cluster.wait_for("SELECT count(*) = 0 FROM _sluice.queue")
 
 
 class Sample:
@@ -77,7 +72,7 @@ def test_limit_holds_under_load(cluster: Cluster, member: Database, leader: Lead
         member.wait_for(done)
     assert (sample.slots, sample.sessions) == (3, 3)
     assert 2 <= sample.running <= 3
-    empty(cluster)
+    idle(cluster)
     limit = dict(member.execute("SELECT ingredient, value FROM sluice.effective_limit()"))
     assert limit["max_workers"] == 3
     assert member.execute(
@@ -139,7 +134,7 @@ def test_fair_share_between_databases(cluster: Cluster, member: Database, leader
         # Others ended before the first database's long line did.
         assert member.execute("SELECT count(*) < 40 FROM sluice.history") == [(True,)]
         member.wait_for("SELECT count(*) = 40 FROM sluice.history", timeout=30)
-        empty(cluster)
+        idle(cluster)
         other.execute("SELECT sluice.stop()")
 
 
@@ -236,7 +231,7 @@ def test_mode_changes_under_the_queue(
     member.wait_for("SELECT count(*) > 0 FROM sluice.history")
     configure(member, max_workers=limit)
     ended(member, 8)
-    empty(cluster)
+    idle(cluster)
     assert member.execute("SELECT outcome, count(*) FROM sluice.history GROUP BY 1") == [
         ("succeeded", 8)
     ]
@@ -282,7 +277,7 @@ def test_worker_killed_in_a_run(cluster: Cluster, member: Database, leader: Lead
     assert second[2:4] == (2, first[3])
     # The first attempt left nothing behind.
     assert member.execute("SELECT count(*) FROM tries") == [(1,)]
-    empty(cluster)
+    idle(cluster)
     cluster.wait_for(
         "SELECT NOT EXISTS (SELECT FROM _sluice.slot AS s WHERE NOT EXISTS"
         " (SELECT FROM pg_stat_activity AS a WHERE a.pid = s.pid))"
@@ -311,7 +306,7 @@ def test_idle_worker_killed_costs_no_attempt(
         ("succeeded", 1),
         ("succeeded", 1),
     ]
-    empty(cluster)
+    idle(cluster)
 
 
 def test_slot_of_a_killed_idle_worker_is_freed(
@@ -344,7 +339,7 @@ def test_all_workers_killed_at_once(cluster: Cluster, member: Database, leader: 
         " WHERE application_name LIKE 'pg_sluice worker%'"
     )
     member.wait_for("SELECT count(*) = 8 FROM sluice.history WHERE outcome = 'succeeded'")
-    empty(cluster)
+    idle(cluster)
     assert member.execute("SELECT count(*), count(DISTINCT name) FROM done") == [(8, 8)]
     assert member.execute("SELECT max(attempt) FROM sluice.history") == [(2,)]
 
@@ -377,12 +372,11 @@ def test_scheduler_killed(cluster: Cluster, member: Database, leader: Leader) ->
         other.execute("SELECT sluice.stop()")
 
 
-@pytest.mark.parametrize("max_workers", ["4", "0"])
 def test_run_now_is_noticed_at_once(
-    cluster: Cluster, member: Database, lead: Callable[..., Leader], max_workers: str
+    cluster: Cluster, member: Database, lead: Callable[..., Leader], workers: str
 ) -> None:
     """Though the next tick is a minute away."""
-    configure(member, scheduler_interval="60 s", max_workers=max_workers)
+    configure(member, scheduler_interval="60 s", max_workers=workers)
     lead()
     member.wait_for("SELECT last_tick_at IS NOT NULL FROM sluice.databases()")
     (name,) = schedule(member, 1, "SELECT 1")
@@ -395,11 +389,10 @@ def test_run_now_is_noticed_at_once(
         ended(member, number)
 
 
-@pytest.mark.parametrize("max_workers", ["4", "0"])
 def test_new_node_and_resume_are_noticed_at_once(
-    cluster: Cluster, member: Database, lead: Callable[..., Leader], max_workers: str
+    cluster: Cluster, member: Database, lead: Callable[..., Leader], workers: str
 ) -> None:
-    configure(member, scheduler_interval="60 s", max_workers=max_workers)
+    configure(member, scheduler_interval="60 s", max_workers=workers)
     lead()
     member.wait_for("SELECT last_tick_at IS NOT NULL FROM sluice.databases()")
     member.execute("SELECT sluice.schedule('each_second', '1s', 'SELECT 1')")
@@ -415,9 +408,7 @@ def test_wake_up_outlives_a_change_of_owner_in_serial_mode(
     cluster: Cluster, member: Database, lead: Callable[..., Leader]
 ) -> None:
     """Cleaning the session for the next owner must not end what it listens to."""
-    cluster.execute(
-        "DO $$BEGIN CREATE ROLE carol LOGIN; EXCEPTION WHEN duplicate_object THEN END$$"
-    )
+    cluster.create_role("carol")
     member.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO carol")
     configure(member, max_workers="0", scheduler_interval="60 s")
     lead()
@@ -463,7 +454,7 @@ def test_worker_that_is_slow_to_start_keeps_its_reservation(
     assert member.execute("SELECT outcome, max(attempt) FROM sluice.history GROUP BY 1") == [
         ("succeeded", 1)
     ]
-    empty(cluster)
+    idle(cluster)
 
 
 def test_worker_that_does_not_start_is_given_up(
@@ -482,7 +473,7 @@ def test_worker_that_does_not_start_is_given_up(
     assert member.execute("SELECT outcome, max(attempt) FROM sluice.history GROUP BY 1") == [
         ("succeeded", 1)
     ]
-    empty(cluster)
+    idle(cluster)
 
 
 def test_resume_uses_all_workers_at_once(
@@ -504,7 +495,7 @@ def test_load_leaves_nothing_behind(cluster: Cluster, member: Database, leader: 
     good = schedule(member, 15, "SELECT 1", "good")
     run_now(member, bad + good)
     ended(member, 20)
-    empty(cluster)
+    idle(cluster)
     assert member.execute("SELECT outcome, count(*) FROM sluice.history GROUP BY 1 ORDER BY 1") == [
         ("permanent_error", 5),
         ("succeeded", 15),

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from cluster import Cluster, Database, Leader
 from faults import Fault
 from runs import configure, ended, node, run_now, schedule
@@ -112,12 +110,11 @@ def test_unreadable_nodes_are_quarantined_while_all_others_fire(
         assert ended(member, run_now(member, name))["outcome"] in ("succeeded", "no_change")
 
 
-@pytest.mark.parametrize("max_workers", ["0", "4"], ids=["serial", "parallel"])
 def test_unreadable_node_that_is_run_by_hand(
-    cluster: Cluster, member: Database, lead: Callable[..., Leader], max_workers: str
+    cluster: Cluster, member: Database, lead: Callable[..., Leader], workers: str
 ) -> None:
     """No tick looks at it then: its run fails, and only that."""
-    configure(member, max_workers=max_workers)
+    configure(member, max_workers=workers)
     leader = lead()
     for option, change in odd_nodes(cluster).items():
         if not option.endswith("timeout"):

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from cluster import Database, Leader
 from faults import Fault
 from runs import configure, ended, node, run_now
@@ -29,16 +27,15 @@ def remedy(database: Database) -> str | None:
     return found
 
 
-@pytest.mark.parametrize("max_workers", ["0", "4"], ids=["serial", "parallel"])
 def test_remedies_come_and_go(
     member: Database,
     lead: Callable[..., Leader],
     fault: Callable[[Database, str], Fault],
-    max_workers: str,
+    workers: str,
 ) -> None:
     configure(
         member,
-        max_workers=max_workers,
+        max_workers=workers,
         refresh_work_mem="4 MB",
         recovery_successes="2",
         retry_backoff_base="100 ms",

@@ -9,30 +9,19 @@ from typing import Any
 
 import pytest
 
-from cluster import Cluster, Database
+from cluster import Database
+from runs import configure, configure_database
 
 OWNERS = ("alice", "bob")
 
 
 @pytest.fixture
-def roles(cluster: Cluster) -> None:
-    for role in OWNERS:
-        cluster.execute(
-            f"DO $$BEGIN CREATE ROLE {role} LOGIN; EXCEPTION WHEN duplicate_object THEN END$$"
-        )
-
-
-@pytest.fixture
-def shared(roles: None, member: Database, lead: Callable[..., Any]) -> Database:
-    """A member with one worker, where alice and bob may have nodes."""
-    member.execute("SELECT sluice.configure('max_workers', '1', cluster => true)")
-    member.execute("SELECT sluice.configure('retry_backoff_base', '1 h')")
-    member.execute("SELECT sluice.configure('retry_backoff_cap', '1 h')")
-    for role in OWNERS:
-        member.execute(f"CREATE SCHEMA {role} AUTHORIZATION {role}")
-        member.execute(f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO {role}")
+def shared(shared: Database, lead: Callable[..., Any]) -> Database:
+    """With one worker, and no retry in time to be seen."""
+    configure(shared, max_workers="1")
+    configure_database(shared, retry_backoff_base="1 h", retry_backoff_cap="1 h")
     lead()
-    return member
+    return shared
 
 
 def job(database: Database, owner: str, command: str) -> Any:

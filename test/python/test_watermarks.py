@@ -32,11 +32,10 @@ def sources(member: Database) -> Database:
     return member
 
 
-@pytest.mark.parametrize("max_workers", ["4", "0"])
 def test_nodes_are_gated_until_their_sources_are_in_step(
-    cluster: Cluster, sources: Database, lead: Callable[..., Leader], max_workers: str
+    cluster: Cluster, sources: Database, lead: Callable[..., Leader], workers: str
 ) -> None:
-    sources.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    sources.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [workers])
     sources.execute("SELECT sluice.advance_watermark('orders', '2024-01-01 12:00+00')")
     lead()
     sources.wait_for(
