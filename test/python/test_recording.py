@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster import Cluster, Leader
+    from faults import Fault
 
 HELD = {
     # Its run fails by itself, while its definition is being changed.
@@ -117,6 +118,28 @@ def test_run_that_waits_to_be_recorded_is_no_obstacle(
         assert ended(member, run_id)["message"] == "x"
         cluster.wait_for("SELECT count(*) = 0 FROM _sluice.queue")
         assert member.execute("SELECT sluice.is_drained()") == [(True,)]
+
+
+def test_run_of_a_former_leader_that_can_not_be_recorded(
+    cluster: Cluster,
+    member: Database,
+    lead: Callable[..., Leader],
+    fault: Callable[[Database, str], Fault],
+) -> None:
+    """The server's log names its node."""
+    schedule(member, "SELECT 1", "left")
+    ((pgt_id, db_oid),) = member.execute("SELECT pgt_id, _sluice.database_oid() FROM sluice.nodes")
+    cluster.execute(
+        "INSERT INTO _sluice.queue"
+        " (db_oid, pgt_id, name, state, rank, due_at, epoch, started_at)"
+        " VALUES (%s, %s, 'left', 'ended', now(), now(), 0, now())",
+        [db_oid, pgt_id],
+    )
+    refusal = fault(member, "record_failure")
+    refusal.arm(2, "22P05")
+    lead()
+    cluster.wait_for("SELECT count(*) = 0 FROM _sluice.queue")
+    assert f'WARNING:  run of "left" is not recorded: {refusal.message}' in cluster.log_text()
 
 
 def test_node_that_goes_while_its_failure_is_recorded(member: Database) -> None:

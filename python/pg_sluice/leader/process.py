@@ -251,11 +251,11 @@ class Leader:
             for scheduler, _ in self._schedulers.values()
             for failure in scheduler.lost
         }
-        for run_id, db_oid, pgt_id, due_at, attempt, started_at in await self.control.rows(
+        for run_id, db_oid, pgt_id, name, due_at, attempt, started_at in await self.control.rows(
             "orphaned_runs", epoch=self.epoch
         ):
             if run_id not in known:
-                run = Run(run_id, pgt_id, "", due_at, attempt, None, None)
+                run = Run(run_id, pgt_id, name, due_at, attempt, None, None)
                 await self.settle_lost(db_oid, _crashed(run, started_at))
 
     async def _listen(self) -> None:

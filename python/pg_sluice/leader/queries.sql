@@ -36,7 +36,7 @@ SELECT _sluice.end_runs(%(epoch)s, %(run_ids)s::pg_catalog.uuid[]);
 
 -- name: orphaned_runs
 -- Control. Runs that former leaders left.
-SELECT run_id, db_oid, pgt_id, due_at, attempt, started_at FROM _sluice.orphaned_runs(%(epoch)s);
+SELECT run_id, db_oid, pgt_id, name, due_at, attempt, started_at FROM _sluice.orphaned_runs(%(epoch)s);
 
 -- name: check_lease
 -- Control. Whether it is still ours.
