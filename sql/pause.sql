@@ -79,7 +79,7 @@ BEGIN
             HINT = 'End some with sluice.unpause(), or use sluice.drain() to stop the whole database.';
     END IF;
     INSERT INTO _sluice.pause_waiter (db_oid, pgt_id, pid, backend_start)
-    SELECT DISTINCT _db_oid, n.pgt_id, _pid, _backend_start
+    SELECT _db_oid, n.pgt_id, _pid, _backend_start
     FROM jsonb_to_recordset(_nodes) AS n (pgt_id bigint)
     ON CONFLICT DO NOTHING;
 END;
@@ -92,8 +92,7 @@ RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    UPDATE _sluice.pause AS p SET stays = true
-    WHERE p.db_oid = _db_oid AND p.pgt_id = ANY (_pgt_ids) AND NOT p.stays
+    UPDATE _sluice.pause AS p SET stays = true WHERE p.db_oid = _db_oid AND p.pgt_id = ANY (_pgt_ids)
 $$;
 COMMENT ON FUNCTION _sluice.keep_pause(oid, bigint[]) IS
     'A call ends without its answer, at its timeout or as it does not wait: what it paused stays paused without it';

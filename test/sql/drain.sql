@@ -1,6 +1,6 @@
 -- Drain: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(49);
+SELECT plan(55);
 
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
@@ -48,6 +48,19 @@ SELECT results_eq(
     format($$VALUES ('draining', 'manual refresh by process %s')$$, :pid),
     'a manual refresh is waited for'
 );
+SELECT _sluice.database_oid() AS here \gset
+INSERT INTO _sluice.queue (db_oid, pgt_id, name, rank, due_at, state, epoch, started_at)
+VALUES (:here, 9, 'n9', now(), now(), 'queued', NULL, NULL), (:here, 8, 'n8', now(), now(), 'running', :epoch, now()), (1, 9, 'm9', now(), now(), 'running', :epoch, now());
+SELECT is(
+    (SELECT waiting_for FROM pg_temp.rows(:here)), 'manual refresh by process ' || :pid || ', run of "n8"',
+    'whatever else runs, in this database or another, and though the node is queued'
+);
+SELECT is((SELECT string_agg(obstacle, ', ') FROM _sluice.obstacles(1, NULL)), 'run of "m9"', 'which is none of the other''s');
+UPDATE _sluice.queue SET state = 'running', epoch = :epoch, started_at = now() WHERE name = 'n9';
+SELECT is((SELECT waiting_for FROM pg_temp.rows(:here)), 'run of "n8", run of "n9"', 'a run holds that lock too, and counts once');
+UPDATE _sluice.queue SET epoch = :epoch - 1 WHERE name IN ('n8', 'n9');
+SELECT is((SELECT waiting_for FROM pg_temp.rows(:here)), 'manual refresh by process ' || :pid, 'one whose session is gone holds it no more: somebody else does');
+DELETE FROM _sluice.queue WHERE name IN ('n8', 'n9', 'm9');
 SELECT pg_advisory_unlock(_sluice.lock_class('node'), 9) \g /dev/null
 SELECT results_eq(
     'SELECT r.state, r.waiting_for FROM pg_database AS d, pg_temp.rows(d.oid) AS r WHERE d.datname = current_database()',
@@ -70,7 +83,7 @@ SELECT ok(NOT _sluice.is_draining(2), 'ending it does');
 
 -- Withdrawal
 SELECT _sluice.request_drain(2, 'somebody', :pid, :'backend_start') \g /dev/null
-SELECT _sluice.withdraw_drain(2, :pid, '2024-01-01') \g /dev/null
+SELECT _sluice.withdraw_drain(2, :pid, '2024-01-01'), _sluice.withdraw_drain(2, 2147483647, :'backend_start') \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'another session does not withdraw a request');
 SELECT _sluice.end_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'nor is it abandoned while its session is there');
@@ -81,6 +94,11 @@ SELECT is(_sluice.check_drain(2), NULL, 'a request whose session vanished is not
 SELECT is((SELECT count(*) FROM pg_temp.rows(2)), 0::bigint, 'shows nowhere');
 SELECT _sluice.end_abandoned_drains() \g /dev/null
 SELECT is_empty('SELECT * FROM _sluice.drain', 'and is taken away');
+SELECT _sluice.request_drain(1, 'somebody', :pid, :'backend_start'), _sluice.request_drain(2, 'somebody', :pid, '2024-01-01') \g /dev/null
+SELECT is(_sluice.check_drain(2), NULL, 'also where another session has its number by now, which waits for another request');
+SELECT _sluice.request_drain(2, 'next', :pid, :'backend_start') \g /dev/null
+SELECT is((SELECT requested_by FROM _sluice.drain WHERE db_oid = 2), 'next', 'whoever asks next does not join it');
+DELETE FROM _sluice.drain;
 SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01'), _sluice.keep_drain(2), _sluice.end_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'one that was kept at its timeout is not');
 DELETE FROM _sluice.drain;

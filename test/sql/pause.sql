@@ -1,6 +1,6 @@
 -- Pause: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(44);
+SELECT plan(49);
 
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
 SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid() \gset
@@ -76,12 +76,31 @@ SELECT is(pg_temp.paused(), '2', 'as is what a cancelled call paused, but for wh
 SELECT _sluice.request_pause(1, pg_temp.nodes(4), 'x', :pid, :'backend_start') \g /dev/null
 SELECT _sluice.keep_pause(1, '{4}'), _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
 SELECT is(pg_temp.paused(), '2 4', 'what was not reached in time stays');
+SELECT is((SELECT string_agg(pgt_id::text, ' ' ORDER BY pgt_id) FROM _sluice.pause_in_force), '2 4', 'in force');
 SELECT _sluice.request_pause(1, pg_temp.nodes(5), 'x', :pid, :'backend_start') \g /dev/null
 SELECT _sluice.check_pause(1, '{5}'), _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
 SELECT is(pg_temp.paused(), '2 4 5', 'and so does what had its answer');
 SELECT _sluice.request_pause(1, pg_temp.nodes(6), 'x', :pid, :'backend_start'), _sluice.request_pause(1, pg_temp.nodes(6), 'y', 2147483647, '2024-01-01') \g /dev/null
 SELECT _sluice.withdraw_pause(1, :pid, :'backend_start') \g /dev/null
 SELECT is(pg_temp.paused(), '2 4 5', 'two that wait for one pause and are both gone leave none');
+DELETE FROM _sluice.pause;
+SELECT _sluice.request_pause(1, pg_temp.nodes(1), 'x', :pid, :'backend_start'), _sluice.request_pause(2, pg_temp.nodes(2), 'x', :pid, :'backend_start'),
+    _sluice.request_pause(1, pg_temp.nodes(2), 'x', :pid, '2024-01-01') \g /dev/null
+SELECT is(
+    (SELECT string_agg(db_oid || ':' || pgt_id, ' ' ORDER BY db_oid) FROM _sluice.pause_in_force), '1:1 2:2',
+    'nor does a session that has the number of a gone one by now and waits for other nodes'
+);
+SELECT _sluice.request_pause(1, pg_temp.nodes(2), 'next', :pid, :'backend_start') \g /dev/null
+SELECT is((SELECT requested_by FROM _sluice.pause WHERE db_oid = 1 AND pgt_id = 2), 'next', 'whoever pauses next does not join that');
+DELETE FROM _sluice.pause;
+SELECT _sluice.request_pause(1, pg_temp.nodes(1, 2), 'x', :pid, :'backend_start'), _sluice.request_pause(2, pg_temp.nodes(1, 2), 'x', :pid, :'backend_start') \g /dev/null
+SELECT _sluice.keep_pause(2, '{2}'), _sluice.check_pause(1, '{1}') \g /dev/null
+SELECT is(
+    (SELECT string_agg(db_oid || ':' || pgt_id, ' ' ORDER BY db_oid, pgt_id) FROM _sluice.pause WHERE stays), '1:1 2:2',
+    'an answer, or a call that ends without one, is for its own nodes'
+);
+SELECT _sluice.withdraw_pause(1, :pid, '2024-01-01'), _sluice.withdraw_pause(1, 2147483647, :'backend_start') \g /dev/null
+SELECT is((SELECT count(*) FROM _sluice.pause_in_force), 4::bigint, 'another session does not withdraw a pause');
 DELETE FROM _sluice.pause;
 
 -- As users see it
