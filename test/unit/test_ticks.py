@@ -179,6 +179,15 @@ def test_any_value_that_can_not_be_read_is_set_aside(odd: dict[str, Any]) -> Non
     assert following > NOW
 
 
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [({"kind": "view"}, "kind is 'view'"), ({"options": {"work_mem": "x"}}, "work_mem is 'x'")],
+)
+def test_it_is_told_what_can_not_be_read(odd: dict[str, Any], what: str) -> None:
+    made = plan([node(**odd)], NOW, SETTINGS)
+    assert made.unreadable[1].message == f"a stored value can't be read: {what}"
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -212,7 +221,7 @@ def test_a_node_set_aside_that_never_fired_takes_its_first_step() -> None:
 
 def test_a_node_set_aside_keeps_a_fire_that_is_to_come() -> None:
     """It was due for a retry."""
-    to_come = NOW + timedelta(minutes=5)
+    to_come = NOW + timedelta(hours=5)
     odd = node(schedule="?", retry_of=ANCHOR, due_at=NOW, next_fire_at=to_come)
     assert at(plan([odd], NOW, SETTINGS).unreadable[1].next_fire_at) == to_come
 
@@ -237,6 +246,13 @@ def test_cron_schedule() -> None:
     assert at(made.runs[0]["due_at"]) == due
     assert at(made.moves[1]["next_fire_at"]) == due + timedelta(minutes=15)
     assert schedules.parse("*/15 * * * *")
+
+
+def test_the_last_fire_of_all() -> None:
+    last = datetime(9999, 12, 31, 23, tzinfo=UTC)
+    made = plan([node(due_at=last, next_fire_at=last)], last + timedelta(minutes=1), SETTINGS)
+    assert at(made.runs[0]["due_at"]) == last
+    assert made.moves[1]["next_fire_at"] is None
 
 
 def test_nothing_due() -> None:
@@ -270,9 +286,10 @@ def test_waits_between_retries_of_a_tick() -> None:
     assert RETRIES == (0.25, 0.5, 1.0)
 
 
-def test_a_node_set_aside_without_a_usable_step_goes_on_daily() -> None:
+@pytest.mark.parametrize("step", [-5, None])
+def test_a_node_set_aside_without_a_usable_step_goes_on_daily(step: int | None) -> None:
     due = NOW - timedelta(hours=1)
-    odd = node(schedule="?", due_at=due, next_fire_at=due, fire_step=-5)
+    odd = node(schedule="?", anchor=due, due_at=due, next_fire_at=due, fire_step=step)
     assert at(plan([odd], NOW, SETTINGS).unreadable[1].next_fire_at) == due + timedelta(days=1)
 
 
@@ -338,6 +355,8 @@ def test_node_without_a_grid_is_due_as_it_was(spec: str) -> None:
     assert move["next_fire_at"] is None
     (move,) = turned_back([ahead(schedule=spec)], NOW)
     assert at(move["next_fire_at"]) == NOW
+    (move,) = turned_back([ahead(schedule=spec, next_fire_at=ANCHOR)], NOW)
+    assert at(move["next_fire_at"]) == ANCHOR
 
 
 def test_node_that_is_due_or_due_sooner_stays_so() -> None:

@@ -76,10 +76,10 @@ def _beyond(node: dict[str, Any], now: datetime) -> datetime:
     """
     try:
         last = datetime.fromisoformat(node["next_fire_at"])
-        step = float(node["fire_step"] or 0)
+        step = node["fire_step"] or 0
         if step == 0:
             step = (last - datetime.fromisoformat(node["anchor"])).total_seconds()
-        if not 0 < step < math.inf:
+        if not step > 0:
             step = _DAY
         steps = max(0, math.floor((now - last).total_seconds() / step) + 1)
         return last + timedelta(seconds=step) * steps
