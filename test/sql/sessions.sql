@@ -1,7 +1,7 @@
 -- Slots and the sessions that hold them: real sessions, opened from this one. An evicted or starting session
 -- is what a former leader leaves behind.
 \ir setup.psql
-SELECT plan(20);
+SELECT plan(27);
 
 CREATE TEMP TABLE session (name text PRIMARY KEY, pid integer);
 -- Opens a session under a name; gives its process.
@@ -109,12 +109,16 @@ SELECT pg_stat_clear_snapshot() \g /dev/null
 SELECT _sluice.activate_slot(:epoch, :'renamed', a.pid, a.backend_start)
 FROM session AS x JOIN pg_stat_activity AS a USING (pid) WHERE x.name = 'former_renamed' \g /dev/null
 UPDATE _sluice.slot SET epoch = :epoch - 1 WHERE nonce <> :'present';
+-- A worker that has gone, under whose number another session is by now.
+INSERT INTO _sluice.slot (slot, state, db_oid, epoch, deadline, pid, backend_start)
+SELECT 9, 'live', 1, :epoch - 1, now(), pid, '2024-01-01' FROM session WHERE name = 'stays_other';
 SELECT throws_ok(format('SELECT _sluice.evict_former_sessions(%s)', :epoch - 1), 'SL001', 'leadership lost', 'a former leader evicts nobody');
 SELECT is((SELECT count(*) FROM session JOIN pg_stat_activity USING (pid)), 11::bigint, 'they are all there');
 SELECT is(_sluice.evict_former_sessions(:epoch), 6::bigint, 'sessions of former leaders are ended: workers, schedulers, jobs, upkeep, and workers without a slot');
 SELECT ok(pg_temp.wait_until($$pg_temp.sessions() NOT LIKE '%former%'$$), 'all of them');
 SELECT is(pg_temp.sessions(), 'stays job, stays leader, stays other, stays scheduler, stays worker', 'and no other');
 SELECT is(_sluice.evict_former_sessions(:epoch), 0::bigint, 'after which there are none');
+DELETE FROM _sluice.slot WHERE slot = 9;
 
 -- Names that anybody can take
 INSERT INTO session VALUES ('huge', pg_temp.connect('pg_sluice scheduler 99999999999999999999'));
@@ -124,9 +128,33 @@ SELECT is(_sluice.reconcile_slots(:epoch), 1, 'the slots of those sessions are f
 
 -- A run that is past its deadline
 SELECT pid AS late FROM session WHERE name = 'huge' \gset
-SELECT is(_sluice.interrupt_backend(:epoch, :late, now() - interval '1 d', true), NULL, 'a session that began after the run is another one under its number');
+SELECT throws_ok(format('SELECT _sluice.interrupt_backend(%s, %s, now(), true)', :epoch - 1, :late), 'SL001', 'leadership lost', 'a former leader ends nobody');
+-- This one began before.
+SELECT is(_sluice.interrupt_backend(:epoch, :late, now(), true), NULL, 'a session that began after the run is another one under its number');
 -- As it is when the clock was set back by years.
 CREATE OR REPLACE FUNCTION _sluice.latest_past(_now timestamptz) RETURNS timestamptz LANGUAGE sql IMMUTABLE STRICT AS $$SELECT timestamptz '2000-01-01'$$;
 SELECT ok(_sluice.interrupt_backend(:epoch, :late, now() - interval '1 d', true) IS NOT NULL, 'but one that began in the future');
 SELECT ok(pg_temp.wait_until($$pg_temp.sessions() NOT LIKE '%huge%'$$), 'is ended, as one that began before it');
+
+-- One that does not react: this session stands for it
+SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid() \gset
+CREATE FUNCTION pg_temp.stuck() RETURNS text LANGUAGE sql AS $$
+    SELECT string_agg(concat_ws(' ', a.event, a.severity, a.node = current_database(), CASE WHEN a.closed_at IS NULL THEN 'open' END), ', ' ORDER BY a.seq) FROM _sluice.alert AS a
+$$;
+SELECT throws_ok(
+    format('SELECT _sluice.report_stuck_backend(%s, %s, %L)', :epoch - 1, :pid, :'backend_start'), 'SL001', 'leadership lost', 'a former leader reports nobody'
+);
+SELECT is(
+    ARRAY[_sluice.report_stuck_backend(:epoch, :pid, '2024-01-01'), _sluice.report_stuck_backend(:epoch, 2147483647, :'backend_start')], '{f,f}',
+    'a backend that has ended is not stuck'
+);
+SELECT is(_sluice.report_stuck_backend(:epoch, :pid, :'backend_start'), true, 'one that is there is');
+SELECT _sluice.open_alert('other', 'info', NULL, 'x', 'x'), _sluice.close_stuck_backends() \g /dev/null
+SELECT is(pg_temp.stuck(), 'session_stuck critical t open, other info f open', 'with an alert that stays open until it ends');
+UPDATE _sluice.alert SET detail = detail || '{"backend_start": "2024-01-01"}' WHERE event = 'session_stuck';
+SELECT _sluice.close_stuck_backends(), _sluice.report_stuck_backend(:epoch, :pid, :'backend_start') \g /dev/null
+UPDATE _sluice.alert SET detail = detail || '{"pid": 2147483647}' WHERE closed_at IS NULL AND event = 'session_stuck';
+SELECT is(pg_temp.stuck(), 'session_stuck critical t, other info f open, session_stuck critical t open', 'which another under its number does not keep open');
+SELECT _sluice.close_stuck_backends() \g /dev/null
+SELECT is(pg_temp.stuck(), 'session_stuck critical t, other info f open, session_stuck critical t', 'nor one that began with it');
 \ir finish.psql
