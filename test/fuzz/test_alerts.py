@@ -100,7 +100,8 @@ def test_as_little_is_cut_as_it_takes() -> None:
 
 
 def test_a_long_message_leaves_the_short_strings_of_the_detail() -> None:
-    detail = {"sqlstate": "P0001", "outcome": "permanent_error", "message": "y" * 70_000, "pid": 4}
+    detail: dict[str, Any] = {"sqlstate": "P0001", "outcome": "permanent_error", "pid": 4}
+    detail |= {"message": "y" * 70_000, "context": ["z" * 70_000, "short"]}
     told = json.loads(subject.payload(read(alert(message="x" * 70_000, detail=detail)), LIMIT))
     assert told["detail"].keys() == detail.keys()
     assert {key: told["detail"][key] for key in ("sqlstate", "outcome", "pid")} == {
@@ -108,7 +109,9 @@ def test_a_long_message_leaves_the_short_strings_of_the_detail() -> None:
         "outcome": "permanent_error",
         "pid": 4,
     }
-    assert len(told["message"]) == len(told["detail"]["message"]) > 3000
+    long, short = told["detail"]["context"]
+    assert len(told["message"]) == len(told["detail"]["message"]) == len(long) > 2000
+    assert short == "short"
 
 
 @pytest.mark.parametrize("detail", [[1] * 9000, ["yy"] * 1800], ids=["never fits", "fits empty"])
@@ -129,18 +132,22 @@ def test_a_detail_that_parsers_refuse_is_left_out(detail: str) -> None:
     assert (told["detail"], told["message"], told["truncated"]) == (None, "it failed", True)
 
 
-def test_nesting_ends_where_parsers_may_refuse_it() -> None:
+@pytest.mark.parametrize("kind", [list, dict])
+def test_nesting_ends_where_parsers_may_refuse_it(kind: type) -> None:
     detail: Any = "innermost"
     for _ in range(400):
-        detail = [detail]
+        detail = [detail] if kind is list else {"in": detail}
     told = json.loads(subject.payload(read(alert(detail=detail)), LIMIT))
     levels = 0
     found = told["detail"]
     while found is not None:
-        (found,), levels = found, levels + 1
+        (found,), levels = found if kind is list else found.values(), levels + 1
     assert (levels, told["truncated"]) == (16, True)
 
 
-@pytest.mark.parametrize(("encoding", "room"), [("UTF8", 7999), ("LATIN1", 7999), ("EUC_TW", 5999)])
+@pytest.mark.parametrize(
+    ("encoding", "room"),
+    [("UTF8", 7999), ("LATIN1", 7999), ("EUC_TW", 5999), ("MULE_INTERNAL", 5999)],
+)
 def test_room_is_for_the_bytes_of_the_database(encoding: str, room: int) -> None:
     assert subject.room(encoding) == room

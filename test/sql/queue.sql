@@ -1,6 +1,6 @@
 -- The queue of the control database: every transition, and every one that is refused.
 \ir setup.psql
-SELECT plan(75);
+SELECT plan(80);
 
 -- Databases of this test have OIDs that no database has.
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
@@ -88,6 +88,8 @@ SELECT pg_temp.clear() \g /dev/null
 SELECT pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2)) \g /dev/null
 UPDATE _sluice.queue SET not_before = 'infinity' WHERE pgt_id = 1;
 SELECT is(ARRAY[pg_temp.claim(), pg_temp.claim()], ARRAY[2, NULL]::bigint[], 'not before its time');
+UPDATE _sluice.queue SET not_before = now() WHERE pgt_id = 1;
+SELECT is(pg_temp.claim(), 1::bigint, 'from then on');
 
 SELECT pg_temp.clear() \g /dev/null
 SELECT pg_temp.enqueue(pg_temp.run(3, _due_at => '2024-01-03'), pg_temp.run(1, _due_at => '2024-01-01'), pg_temp.run(2, _due_at => '2024-01-02')) \g /dev/null
@@ -126,10 +128,18 @@ UPDATE _sluice.drain SET db_oid = 0;
 SELECT is(pg_temp.claim(), NULL, 'nor while the server drains');
 UPDATE _sluice.drain SET db_oid = 2;
 SELECT is(pg_temp.claim(), 2::bigint, 'another database''s drain is its own');
+SELECT pg_temp.clear() \g /dev/null
+SELECT pg_temp.enqueue(pg_temp.run(1, -100), pg_temp.run(2, 100, '{1}')) \g /dev/null
+INSERT INTO _sluice.pause (db_oid, pgt_id, name, requested_by) VALUES (1, 3, 'n3', 'test'), (2, 1, 'n1', 'test'), (2, 2, 'n2', 'test');
+SELECT is(ARRAY[pg_temp.claim(), pg_temp.claim()], ARRAY[1, NULL]::bigint[], 'so is a pause there, and each node''s is its own, also that of an upstream');
+SELECT pg_temp.clear(), _sluice.enqueue(:epoch, 2, jsonb_build_array(pg_temp.run(1))), pg_temp.enqueue(pg_temp.run(2, _upstream => '{1}')) \g /dev/null
+SELECT is(pg_temp.claim(), 2::bigint, 'nor is a node there the upstream that has its number');
 
 -- max_queue_depth
 SELECT pg_temp.clear() \g /dev/null
 SELECT _sluice.store_setting('cluster', 'max_queue_depth', '2') \g /dev/null
+-- Those of another database take no place.
+SELECT _sluice.enqueue(:epoch, 2, jsonb_build_array(pg_temp.run(1), pg_temp.run(2))) \g /dev/null
 SELECT is(
     pg_temp.enqueue(pg_temp.run(1, _due_at => '2024-01-03'), pg_temp.run(2, _due_at => '2024-01-01'), pg_temp.run(3, _due_at => '2024-01-02')),
     ARRAY[1, 2]::bigint[], 'a full queue takes the first ones of the tick''s order, whenever they were due'
@@ -170,7 +180,7 @@ SELECT _sluice.enqueue_now(1, pg_temp.run(1)) AS first \gset
 SELECT is(_sluice.enqueue_now(1, pg_temp.run(1)), :'first'::uuid, 'a user who asks twice gets the run that is queued');
 SELECT is(pg_temp.claim(), 1::bigint, 'which can be claimed');
 SELECT is(_sluice.enqueue_now(1, pg_temp.run(1)), NULL, 'and while it runs there is no other');
-SELECT pg_temp.enqueue(pg_temp.run(2), pg_temp.run(3)) \g /dev/null
+SELECT _sluice.enqueue(:epoch, 2, jsonb_build_array(pg_temp.run(2))), pg_temp.enqueue(pg_temp.run(2), pg_temp.run(3)) \g /dev/null
 SELECT is(
     pg_temp.error_of('SELECT _sluice.enqueue_now(1, pg_temp.run(4))'),
     concat_ws(E'\n',
@@ -197,19 +207,21 @@ SELECT pg_temp.clear() \g /dev/null
 SELECT is(_sluice.known_nodes(:epoch, 1), NULL, 'nothing is known of a database with nothing queued or paused');
 SELECT _sluice.store_setting('cluster', 'max_queue_depth', NULL) \g /dev/null
 SELECT pg_temp.enqueue(pg_temp.run(1)), pg_temp.claim(), pg_temp.enqueue(pg_temp.run(2), pg_temp.run(3)) \g /dev/null
-SELECT _sluice.enqueue(:epoch, 2, jsonb_build_array(pg_temp.run(2))) \g /dev/null
-INSERT INTO _sluice.pause (db_oid, pgt_id, name, requested_by) VALUES (1, 3, 'n3', 'test'), (1, 4, 'n4', 'test'), (2, 4, 'n4', 'test');
+SELECT _sluice.enqueue(:epoch, 2, jsonb_build_array(pg_temp.run(2), pg_temp.run(6))) \g /dev/null
+INSERT INTO _sluice.pause (db_oid, pgt_id, name, requested_by) VALUES (1, 3, 'n3', 'test'), (1, 4, 'n4', 'test'), (2, 4, 'n4', 'test'), (2, 5, 'n5', 'test');
 SELECT results_eq(
     format('SELECT DISTINCT pgt_id FROM jsonb_to_recordset(_sluice.known_nodes(%s, 1)) AS k (pgt_id bigint, since timestamptz) WHERE since IS NOT NULL ORDER BY 1', :epoch),
-    'VALUES (2::bigint), (3), (4)', 'known is what is queued or paused'
+    'VALUES (2::bigint), (3), (4)', 'known is what is queued or paused, in that database'
 );
+SELECT throws_ok(format('SELECT _sluice.known_nodes(%s, 1)', :epoch - 1), 'SL001', 'leadership lost', 'not to a former leader');
+SELECT throws_ok(format('SELECT _sluice.forget_nodes(%s, 1, ''{2}'')', :epoch - 1), 'SL001', 'leadership lost', 'who takes nothing away either');
 SELECT _sluice.forget_nodes(:epoch, 1, '{1, 2, 4}') \g /dev/null
 SELECT results_eq(
     'SELECT db_oid, pgt_id, state FROM _sluice.queue ORDER BY 1, 2',
-    $$VALUES (1::oid, 1::bigint, 'running'), (1, 3, 'queued'), (2, 2, 'queued')$$,
+    $$VALUES (1::oid, 1::bigint, 'running'), (1, 3, 'queued'), (2, 2, 'queued'), (2, 6, 'queued')$$,
     'what is queued of nodes that are gone is forgotten, in their database; what runs ends by itself'
 );
-SELECT results_eq('SELECT db_oid, pgt_id FROM _sluice.pause ORDER BY 1', 'VALUES (1::oid, 3::bigint), (2, 4)', 'and so are their pauses');
+SELECT results_eq('SELECT db_oid, pgt_id FROM _sluice.pause ORDER BY 1, 2', 'VALUES (1::oid, 3::bigint), (2, 4), (2, 5)', 'and so are their pauses');
 SELECT pg_temp.clear(), pg_temp.enqueue(pg_temp.run(1)), pg_temp.claim(), pg_temp.enqueue(pg_temp.run(2), pg_temp.run(3)) \g /dev/null
 
 -- running -> ended
@@ -245,6 +257,7 @@ DELETE FROM _sluice.slot;
 SELECT pg_temp.clear(), pg_temp.enqueue(pg_temp.run(1), pg_temp.run(2, 50), pg_temp.run(3)), pg_temp.enqueue(pg_temp.run(4)) \g /dev/null
 SELECT _sluice.enqueue(:epoch, 2, jsonb_build_array(pg_temp.run(1))) \g /dev/null
 UPDATE _sluice.queue SET enqueued_at = enqueued_at + interval '10 h', rank = rank + interval '10 h' WHERE pgt_id <> 4;
+UPDATE _sluice.queue SET enqueued_at = enqueued_at + interval '10 h' WHERE db_oid = 2;
 SELECT rank AS present FROM _sluice.queue WHERE pgt_id = 4 \gset
 SELECT _sluice.known_nodes(:epoch, 1) \g /dev/null
 SELECT results_eq(

@@ -83,8 +83,8 @@ def _shortened(value: Any, length: int) -> Any:
 
 
 def _greatest(limit: int, holds: Callable[[int], bool]) -> int:
-    """The greatest number up to the limit for which it holds, as for all smaller ones; else -1."""
-    low, high = -1, limit
+    """The greatest number up to the limit for which it holds, as for all smaller ones; else 0."""
+    low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):
