@@ -1,6 +1,6 @@
 -- One look at the schedule of a member database: what is due, in which order, and how nodes move on.
 \ir setup.psql
-SELECT plan(62);
+SELECT plan(63);
 
 CREATE TABLE src (id integer);
 SELECT sluice.create_stream_table('up', 'SELECT id FROM src', '1h') AS up \gset
@@ -61,7 +61,11 @@ $$;
 UPDATE _sluice.node SET next_fire_at = '2024-01-01' WHERE pgt_id = :up;
 SELECT pg_temp.move(:up, '2024-01-01 00:00:01', '2024-02-01') \g /dev/null
 SELECT is((SELECT next_fire_at FROM _sluice.node WHERE pgt_id = :up), timestamptz '2024-01-01', 'a node that was rescheduled meanwhile is left alone');
+SELECT next_fire_at AS stored FROM _sluice.node WHERE pgt_id = :low \gset
+UPDATE _sluice.node SET next_fire_at = '2024-01-01' WHERE pgt_id = :low;
 SELECT pg_temp.move(:up, '2024-01-01', '2024-02-01') \g /dev/null
+SELECT is((SELECT next_fire_at FROM _sluice.node WHERE pgt_id = :low), timestamptz '2024-01-01', 'so is one that is due at the same moment');
+UPDATE _sluice.node SET next_fire_at = :'stored' WHERE pgt_id = :low;
 SELECT is((SELECT next_fire_at FROM _sluice.node WHERE pgt_id = :up), timestamptz '2024-02-01', 'any other goes to its next fire');
 SELECT pg_temp.move(:up, '2024-01-01', '2024-03-01') \g /dev/null
 SELECT is((SELECT next_fire_at FROM _sluice.node WHERE pgt_id = :up), timestamptz '2024-02-01', 'once');
