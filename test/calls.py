@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from cluster import Cluster, Database
+from cluster import WAIT_SECONDS, Cluster, Database
 
 
 class Call:
@@ -39,7 +39,7 @@ class Call:
     def waits(self) -> bool:
         return self._thread.is_alive()
 
-    def value(self, timeout: float = 10) -> Any:
+    def value(self, timeout: float = WAIT_SECONDS) -> Any:
         """What the statement gave; its error is raised."""
         self._thread.join(timeout)
         assert not self._thread.is_alive(), f"no answer within {timeout} s"

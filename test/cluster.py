@@ -34,6 +34,8 @@ import psycopg
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = "sluice_template"
+WAIT_SECONDS = 20.0
+"""How long a test waits for a condition, on a busy machine too."""
 
 type_of_setting = str | int | float | bool
 
@@ -361,7 +363,7 @@ class Cluster:
         self,
         what: str | Callable[[], Any],
         *,
-        timeout: float = 10.0,
+        timeout: float = WAIT_SECONDS,
         interval: float = 0.02,
         dbname: str | None = None,
     ) -> Any:
@@ -498,7 +500,7 @@ class Database:
     def execute(self, query: str, parameters: Sequence[Any] | None = None) -> list[Any]:
         return self.cluster.execute(query, parameters, dbname=self.name)
 
-    def wait_for(self, what: str | Callable[[], Any], *, timeout: float = 10.0) -> Any:
+    def wait_for(self, what: str | Callable[[], Any], *, timeout: float = WAIT_SECONDS) -> Any:
         return self.cluster.wait_for(what, timeout=timeout, dbname=self.name)
 
 
@@ -528,7 +530,7 @@ class Procedure:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def join(self, timeout: float = 10) -> psycopg.Error | None:
+    def join(self, timeout: float = WAIT_SECONDS) -> psycopg.Error | None:
         """Wait for the end of the call and give its error; TimeoutError if there is no end."""
         self._thread.join(timeout)
         if self._thread.is_alive():

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cluster import Cluster, Database
+from cluster import WAIT_SECONDS, Cluster, Database
 
 
 def configure(database: Cluster | Database, **settings: str) -> None:
@@ -30,7 +30,7 @@ def run_now(database: Database, name: str = "job") -> Any:
     return database.execute("SELECT sluice.run_now(%s)", [name])[0][0]
 
 
-def ended(database: Database, run_id: Any, *, timeout: float = 10) -> dict[str, Any]:
+def ended(database: Database, run_id: Any, *, timeout: float = WAIT_SECONDS) -> dict[str, Any]:
     """The history row of a run, once there is one."""
     row: dict[str, Any] = database.wait_for(
         f"SELECT to_jsonb(h) FROM sluice.history AS h WHERE run_id = '{run_id}'", timeout=timeout

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cluster import Cluster, Database, Leader
+from cluster import WAIT_SECONDS, Cluster, Database, Leader
 from faults import Fault
 
 type_of_make_leader = Callable[..., Leader]
@@ -39,7 +39,7 @@ class KeptDatabase(Database):
         cursor = self._kept().execute(query, parameters)
         return cursor.fetchall() if cursor.description else []
 
-    def wait_for(self, what: str | Callable[[], Any], *, timeout: float = 10.0) -> Any:
+    def wait_for(self, what: str | Callable[[], Any], *, timeout: float = WAIT_SECONDS) -> Any:
         if isinstance(what, str):
             query = what
 

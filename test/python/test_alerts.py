@@ -248,7 +248,7 @@ def test_an_open_alert_is_reminded_of_until_it_closes(led: Database) -> None:
     with listening(led) as heard:
         schedule(led, "SELECT 1 / 0")
         ended(led, run_now(led))
-        led.wait_for(lambda: len(heard.texts()) >= 3, timeout=20)
+        led.wait_for(lambda: len(heard.texts()) >= 3)
         led.execute("SELECT sluice.reset('job')")
         led.wait_for(lambda: heard.said()[-1][1] == "info")
         *open_ones, _ = map(json.loads, heard.texts())
@@ -273,7 +273,7 @@ def test_alerts_about_databases_are_announced_in_the_control_database(
         control.wait_for(lambda: len(heard.texts()) == 1)
         assert heard.said() == [("database_version_mismatch", "critical", led.name)]
         led.execute(change, [version])
-        control.wait_for(lambda: len(heard.texts()) == 2, timeout=20)
+        control.wait_for(lambda: len(heard.texts()) == 2)
         assert heard.said()[1] == ("database_version_mismatch", "info", led.name)
         assert elsewhere.texts() == []
 

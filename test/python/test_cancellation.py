@@ -354,7 +354,7 @@ def test_end_of_preflight_whose_connection_hangs(own_cluster: Callable[..., Clus
                         observer.execute(f"SELECT {how}(%s)", [call.pid])
                         with pytest.raises(ENDS[how][0]):
                             # Not the five seconds that the connection may take.
-                            call.value(3)
+                            call.value(4)
 
 
 # The first call of a session

@@ -554,12 +554,11 @@ def test_extension_is_dropped_while_a_drain_waits(
         assert drain.value() == "draining"
         inside.open()
         with contextlib.suppress(psycopg.errors.DeadlockDetected):
-            first.value(20)
-        cluster.wait_for(dropped, timeout=20)
+            first.value()
+        cluster.wait_for(dropped)
         top.open()
     cluster.wait_for(
         f"SELECT count(*) = 0 FROM _sluice.queue WHERE db_oid = {db_oid} AND state = 'running'",
-        timeout=20,
     )
     count = len(history(other, "each_second"))
     other.wait_for(f"SELECT count(*) > {count} FROM sluice.history")

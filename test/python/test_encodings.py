@@ -80,7 +80,7 @@ def test_control_database_that_lacks_characters(narrow: Cluster) -> None:
             session.execute("SELECT sluice.schedule('plain', '1s', 'SELECT 1')")
         leader = Leader(narrow)
         both = "SELECT count(DISTINCT name) = 2 FROM sluice.history WHERE outcome = 'succeeded'"
-        wide.wait_for(both, timeout=20)
+        wide.wait_for(both)
         with utf8(wide) as session, utf8(wide, ROLE) as user:
             assert some(session, "SELECT sluice.pause(ARRAY[%s])", JOB) == "paused"
             assert some(session, "SELECT sluice.run_now(%s)", JOB) is not None
@@ -142,7 +142,7 @@ def test_failed_tick_that_cannot_be_recorded(
     try:
         fault.arm(1000, sqlstate)
         tick.arm(1000)
-        cluster.wait_for(lambda: fault.consumed > 1, timeout=20)
+        cluster.wait_for(lambda: fault.consumed > 1)
         ((before,),) = other.execute("SELECT count(*) FROM sluice.history")
         other.wait_for(f"SELECT count(*) > {before} FROM sluice.history")
         assert leader.alive
@@ -174,7 +174,7 @@ def test_failure_that_the_member_lacks_characters_for(
                 )
             cluster.execute(f'ALTER ROLE "{ROLE}" NOLOGIN')
             leader = lead()
-            row = ended(member, run_now(member, "top"), timeout=20)
+            row = ended(member, run_now(member, "top"))
             assert SHOWN_ROLE in row["message"]
             assert member.execute("SELECT sluice.drain('10 s')") == [("drained",)]
             assert leader.alive
@@ -239,7 +239,7 @@ def test_lost_run_that_cannot_be_recorded(
     try:
         fault.arm(1 + times, "22P05")
         run_id = run_now(member, "bad")
-        member.wait_for(lambda: fault.consumed == 1 + times, timeout=20)
+        member.wait_for(lambda: fault.consumed == 1 + times)
         cluster.wait_for(f"SELECT count(*) = 0 FROM _sluice.queue WHERE run_id = '{run_id}'")
         recorded = member.execute(
             "SELECT outcome, sqlstate, message FROM sluice.history WHERE run_id = %s", [run_id]

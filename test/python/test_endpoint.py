@@ -180,7 +180,7 @@ def test_databases_that_fail_leave_time_for_the_others(
             return {database.name for database in databases}
 
         everybody = {member.name, *(database.name for database in others)}
-        cluster.wait_for(lambda: up() == everybody, timeout=20)
+        cluster.wait_for(lambda: up() == everybody)
         held = hold(others[:4])
         assert up() == everybody - held
         held |= hold(others[4:])
@@ -194,9 +194,7 @@ def test_a_collection_that_takes_too_long_is_given_up(
     with control.connect(autocommit=False) as session:
         session.execute("LOCK TABLE _sluice.queue")
         # The new timeout is seen within a second.
-        cluster.wait_for(
-            lambda: endpoint.get() == (503, "metrics could not be collected\n"), timeout=20
-        )
+        cluster.wait_for(lambda: endpoint.get() == (503, "metrics could not be collected\n"))
         # It works on, and leaves nothing behind.
         cluster.wait_for(
             "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'pg_sluice metrics'"
@@ -407,8 +405,16 @@ def test_an_address_in_use(
 @pytest.mark.parametrize("held", [False, True], ids=["idle", "collecting"])
 @pytest.mark.parametrize("end", ["cancel", "terminate"])
 def test_it_ends_at_once_when_it_is_cancelled_or_terminated(
-    cluster: Cluster, control: Database, endpoint: Endpoint, end: str, held: bool
+    cluster: Cluster,
+    member: Database,
+    control: Database,
+    make_endpoint: Callable[..., Endpoint],
+    end: str,
+    held: bool,
 ) -> None:
+    """Long before a collection would end by itself."""
+    configure(member, metrics_timeout="60 s")
+    endpoint = make_endpoint()
     with control.connect(autocommit=False) as session:
         scrape = socket.create_connection(("127.0.0.1", endpoint.port), 10)
         if held:
@@ -437,7 +443,7 @@ def test_a_session_that_goes_on_keeps_nothing_of_it(
 ) -> None:
     """Neither the port nor the connections of a collection in progress."""
     port = free_port()
-    configure(member, metrics_listen=f"127.0.0.1:{port}")
+    configure(member, metrics_listen=f"127.0.0.1:{port}", metrics_timeout="60 s")
     with (
         cluster.connect() as session,
         control.connect(autocommit=False) as holder,

@@ -261,7 +261,7 @@ def test_control_database_that_fails_ends_the_leader(
     made = fault(control, "enqueue")
     made.arm(4, "55P03")
     leader = lead(wait=False)
-    error = leader.join(20)
+    error = leader.join()
     assert error is not None
     assert error.sqlstate == "SL002"
     assert error.diag.message_primary == f'scheduling of database "{member.name}" failed'
@@ -328,7 +328,7 @@ def test_member_that_fails_is_told_and_harms_no_other(
     }
 
     # The leader lives, and after a delay the database is scheduled again.
-    assert cluster.wait_for(f"{state} 'scheduled'", timeout=20)["error"] is None
+    assert cluster.wait_for(f"{state} 'scheduled'")["error"] is None
     assert cluster.execute(
         "SELECT closed_at IS NOT NULL FROM sluice.alerts WHERE event = 'database_failed'"
     ) == [(True,)]

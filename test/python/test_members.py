@@ -110,7 +110,7 @@ def test_errors_and_health_of_a_database_are_its_own(
     member.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1 / 0')")
     other.execute("SELECT sluice.schedule('job', '1s', 'SELECT 1')")
     lead()
-    member.wait_for("SELECT status = 'suspended' FROM sluice.nodes", timeout=20)
+    member.wait_for("SELECT status = 'suspended' FROM sluice.nodes")
     ran(other, 2)
     state = (
         "SELECT pgt_id, consecutive_errors, last_outcome,"

@@ -14,11 +14,10 @@ import pytest
 from cluster import Cluster, Database, Leader
 
 
-def ran_since(cluster: Cluster, at: Any, *, timeout: float) -> None:
+def ran_since(cluster: Cluster, at: Any) -> None:
     cluster.wait_for(
         "SELECT count(*) > 1 FROM sluice.history"
         f" WHERE started_at > '{at}' AND outcome = 'succeeded'",
-        timeout=timeout,
         dbname="app",
     )
 
@@ -33,7 +32,7 @@ def now(cluster: Cluster) -> Any:
 @pytest.mark.timeout(90)
 def test_pg_cron_starts_the_leader(cron_cluster: Cluster) -> None:
     cron_cluster.wait_for("SELECT expires_at > clock_timestamp() FROM _sluice.lease", timeout=75)
-    ran_since(cron_cluster, "-infinity", timeout=10)
+    ran_since(cron_cluster, "-infinity")
     # It is the job's own session.
     assert cron_cluster.execute(
         "SELECT d.command, d.status FROM cron.job_run_details AS d"
@@ -68,7 +67,7 @@ def test_pg_cron_brings_another_leader_after_a_kill(cron_cluster: Cluster) -> No
     cron_cluster.wait_for(
         f"SELECT pid <> {first} AND expires_at > clock_timestamp() FROM _sluice.lease", timeout=80
     )
-    ran_since(cron_cluster, at, timeout=10)
+    ran_since(cron_cluster, at)
     # No fire was lost or doubled by the change.
     rows = cron_cluster.execute(
         "SELECT due_at, count(*) FROM sluice.history WHERE outcome = 'succeeded'"

@@ -25,8 +25,8 @@ def run_now(database: Database, names: list[str]) -> None:
             connection.execute("SELECT sluice.run_now(%s)", [name])
 
 
-def ended(database: Database, count: int, *, timeout: float = 20) -> None:
-    database.wait_for(f"SELECT count(*) >= {count} FROM sluice.history", timeout=timeout)
+def ended(database: Database, count: int) -> None:
+    database.wait_for(f"SELECT count(*) >= {count} FROM sluice.history")
 
 
 class Sample:

@@ -78,7 +78,7 @@ def test_overflow_stays_due_and_runs_later(
             " WHERE outcome = 'succeeded'"
         ) == [(True,)]
 
-    member.wait_for(all_ran, timeout=20)
+    member.wait_for(all_ran)
     assert most <= 5
     member.wait_for("SELECT closed_at IS NOT NULL FROM sluice.alerts WHERE event = 'queue_full'")
     assert member.execute("SELECT count(*) FROM sluice.alerts") == [(1,)]

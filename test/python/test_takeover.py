@@ -139,7 +139,7 @@ def test_saturating_job_starves_nobody(member: Database, lead: Callable[..., Lea
     member.execute("SELECT sluice.schedule('greedy', '1s', 'SELECT pg_sleep(1.2)', priority => 0)")
     member.execute("SELECT sluice.schedule('modest', '3s', 'SELECT 1')")
     lead()
-    member.wait_for("SELECT count(*) >= 3 FROM sluice.history WHERE name = 'modest'", timeout=20)
+    member.wait_for("SELECT count(*) >= 3 FROM sluice.history WHERE name = 'modest'")
     assert member.execute(
         "SELECT max(started_at - due_at) < interval '3 s' FROM sluice.history WHERE name = 'modest'"
     ) == [(True,)]

@@ -36,8 +36,7 @@ def fill(database: Database, rows: int, *, age: str = "1 day", pgt_id: int = GON
 def rested(database: Database) -> None:
     """Wait until every task has had its first turn, and have none begin by itself."""
     database.wait_for(
-        "SELECT max(last_at) IS NOT NULL AND NOT _sluice.upkeep_is_due() FROM _sluice.upkeep",
-        timeout=20,
+        "SELECT max(last_at) IS NOT NULL AND NOT _sluice.upkeep_is_due() FROM _sluice.upkeep"
     )
     database.execute("UPDATE _sluice.upkeep SET due_at = clock_timestamp() + interval '1 h'")
 
@@ -129,7 +128,7 @@ def test_databases_take_turns(
     ((left,),) = member.execute("SELECT count(*) FROM sluice.history")
     assert left > 0
     # And then it is the first one's turn again.
-    member.wait_for(f"SELECT count(*) < {left} FROM sluice.history", timeout=20)
+    member.wait_for(f"SELECT count(*) < {left} FROM sluice.history")
     assert leader.alive
 
 
@@ -418,7 +417,7 @@ def test_stopped_member_is_let_go(
     # Others may have their turn before, and the rest that it calls for.
     member.wait_for("SELECT deleted > 0 FROM _sluice.upkeep WHERE task = 'history_age'", timeout=45)
     member.execute("SELECT sluice.stop()")
-    cluster.wait_for(UPKEEP.format("count(*) = 0") + f" AND a.datname = '{member.name}'")
+    cluster.wait_for(UPKEEP.format("count(*) = 0") + f" AND a.datname = '{member.name}'", timeout=8)
     assert member.execute("SELECT count(*) > 0 FROM sluice.history") == [(True,)]
     assert leader.alive
     assert other.execute("SELECT state FROM sluice.databases() WHERE state = 'scheduled'")
