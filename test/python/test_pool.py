@@ -60,18 +60,24 @@ def sampled(cluster: Cluster) -> Iterator[Sample]:
 
 
 def test_limit_holds_under_load(cluster: Cluster, member: Database, leader: Leader) -> None:
-    configure(member, max_workers="3")
-    names = schedule(member, 15, "SELECT pg_sleep(0.1)")
+    configure(member, max_workers="3", lock_timeout="1 min")
+    names = schedule(member, 15, "SELECT pg_advisory_xact_lock_shared(1)")
     with sampled(cluster) as sample:
-        run_now(member, names)
+
+        def busy() -> bool:
+            sample.take()
+            return sample.running == 3
 
         def done() -> bool:
             sample.take()
             return member.execute("SELECT count(*) FROM sluice.history") == [(15,)]
 
+        with member.connect() as holder:
+            holder.execute("SELECT pg_advisory_lock(1)")
+            run_now(member, names)
+            member.wait_for(busy)
         member.wait_for(done)
-    assert (sample.slots, sample.sessions) == (3, 3)
-    assert 2 <= sample.running <= 3
+    assert (sample.slots, sample.sessions, sample.running) == (3, 3, 3)
     idle(cluster)
     limit = dict(member.execute("SELECT ingredient, value FROM sluice.effective_limit()"))
     assert limit["max_workers"] == 3
