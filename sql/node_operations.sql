@@ -14,6 +14,12 @@ BEGIN
             ERRCODE = 'object_not_in_prerequisite_state',
             MESSAGE = format('"%s" is %s', _arguments ->> 'name', v_node.status),
             HINT = 'Clear that with sluice.reset().';
+    ELSIF v_node.created_at >= transaction_timestamp() THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('"%s" was made after this transaction began', _arguments ->> 'name'),
+            DETAIL = 'A run knows only what was committed before it begins.',
+            HINT = 'Commit, then call sluice.run_now().';
     END IF;
     v_run_id := _sluice.control('enqueue_now', jsonb_build_object(
         '_db_oid', _sluice.database_oid(),
@@ -45,7 +51,7 @@ AS $$
     RETURNING (result OPERATOR(pg_catalog.#>>) '{}')::uuid
 $$;
 COMMENT ON FUNCTION sluice.run_now(text) IS
-'Queues a run of a node at once, whether or not the calling transaction commits; returns its run_id, or that of the run that is queued already. The node must have been committed, and its database started. An error while it runs, and when the database has max_queue_depth queued runs (53400). Only for its owner.';
+'Queues a run of a node at once, whether or not the calling transaction commits; returns its run_id, or that of the run that is queued already. An error where the database was not started, in the transaction that made the node (55000), while it runs, and when the database has max_queue_depth queued runs (53400). Only for its owner.';
 
 CREATE FUNCTION _sluice.do_reset(_caller name, _arguments jsonb)
 RETURNS jsonb

@@ -356,7 +356,7 @@ BEGIN
         jsonb_build_array('lag', clock_timestamp() - (
             SELECT s.last_success_at FROM _sluice.node_state AS s WHERE s.pgt_id = v_node.pgt_id
         )),
-        jsonb_build_array('next fire', v_node.next_fire_at)
+        jsonb_build_array('next fire', v_node.next_fire_at::text)
     );
 END;
 $$;

@@ -390,7 +390,9 @@ def test_an_address_in_use(
             assert isinstance(error, psycopg.errors.ObjectInUse)
             message = error.diag.message_primary
             assert message is not None
-            assert message.startswith(f"could not serve metrics on 127.0.0.1:{port}: ")
+            assert message == (
+                f"could not serve metrics on 127.0.0.1:{port}: Address already in use"
+            )
             assert cluster.execute(
                 "SELECT message FROM sluice.alerts WHERE event = 'metrics_failed'"
             ) == [(message,)]

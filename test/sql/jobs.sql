@@ -1,6 +1,6 @@
 -- SQL jobs: schedule(), unschedule(), run_now(), reset().
 \ir setup.psql
-SELECT plan(39);
+SELECT plan(40);
 
 CREATE FUNCTION pg_temp.schedule_error(_arguments text) RETURNS text LANGUAGE sql AS $$
     SELECT pg_temp.error_of('SELECT sluice.schedule(' || _arguments || ')')
@@ -98,6 +98,12 @@ SELECT ok(NOT sluice.unschedule('stream'), 'and it drops no stream table');
 SELECT throws_ok($$SELECT sluice.unschedule(NULL)$$, '22004', 'name must not be null', 'NULL is an error');
 
 -- Now
+SELECT is(
+    pg_temp.error_of($$SELECT sluice.run_now('nightly')$$),
+    E'55000: "nightly" was made after this transaction began\nDETAIL: A run knows only what was committed before it begins.\nHINT: Commit, then call sluice.run_now().',
+    'nobody else would find it'
+);
+UPDATE _sluice.node SET created_at = now() - interval '1 s' WHERE pgt_id = :nightly;
 SELECT is(
     pg_temp.error_of($$SELECT sluice.run_now('nightly')$$),
     E'55000: this database is not scheduled\nHINT: Call sluice.start() first.', 'nothing would run it'

@@ -43,7 +43,7 @@ def start(plpy: Plpy, arguments: dict[str, Any]) -> None:
     for check in _checks(plpy):
         # What it sees to itself is no obstacle.
         if not check["ok"] and check["check"] != _ENTRY:
-            raise errors.preflight_failed(f"{check['check']}: {check['detail']}.", check["hint"])
+            raise errors.preflight_failed(f"{check['check']}: {check['detail']}", check["hint"])
     with connected(plpy) as control:
         control.call(
             "join_database",

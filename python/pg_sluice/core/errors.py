@@ -133,7 +133,7 @@ def preflight_failed(detail: str, hint: str | None) -> SluiceError:
     return SluiceError(
         "55000",
         "cannot start scheduling in this database",
-        detail=detail,
+        detail=detail if detail.endswith((".", "?")) else f"{detail}.",
         hint=hint,
     )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -116,10 +117,12 @@ class Endpoint:
             try:
                 await stack.enter_async_context(self._server.listening(address.host, address.port))
             except OSError as error:
+                number = error.errno or 0
                 refused = errors.cannot_listen(
-                    _SQLSTATES.get(error.errno or 0, "58030"),
+                    _SQLSTATES.get(number, "58030"),
                     address.given,
-                    error.strerror or str(error),
+                    # asyncio's own text has a tuple of Python's in it.
+                    os.strerror(number) if number in errno.errorcode else str(error),
                 )
                 self._record(refused.message)
                 raise refused from error

@@ -348,7 +348,7 @@ class Scheduler:
             "record_tick",
             epoch=self._leader.epoch,
             db_oid=self._db_oid,
-            milliseconds=(now - started) * 1000,
+            milliseconds=round((now - started) * 1000, 3),
         )
         await self._reconcile(session, now, notified)
 
