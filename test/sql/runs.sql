@@ -1,6 +1,6 @@
 -- _sluice.perform() and what records runs: outcomes, history, the node's memory, once per fire.
 \ir setup.psql
-SELECT plan(52);
+SELECT plan(55);
 
 CREATE ROLE sluice_test_alice;
 CREATE ROLE sluice_test_bob;
@@ -210,4 +210,20 @@ SELECT sluice.reset('stream') \g /dev/null
 SELECT is((SELECT remedy FROM sluice.nodes WHERE pgt_id = :stream), NULL, 'reset() ends it');
 SELECT pg_temp.fail(26, 999, true, 1) \g /dev/null
 SELECT is_empty($$SELECT run_id FROM sluice.history WHERE run_id = md5('26')::uuid$$, 'a failure of a node that is gone is not recorded');
+
+-- What a node needs is gone, by a way that no event trigger sees
+UPDATE _sluice.node SET relid = 4294967295::oid WHERE pgt_id = :mv;
+UPDATE _sluice.node SET job_owner = 4294967295::oid WHERE pgt_id = :other;
+SELECT is(
+    pg_temp.error_of(format('SELECT pg_temp.run(27, %s)', :mv)),
+    E'42P01: relation with OID 4294967295 does not exist\nHINT: Drop the node with sluice.drop_stream_table() or sluice.unschedule().',
+    'a relation'
+);
+SELECT is(
+    pg_temp.error_of(format('SELECT pg_temp.run(28, %s, ''2024-09-01'')', :other)), '42704: role with OID 4294967295 does not exist', 'an owner'
+);
+SELECT is(
+    pg_temp.error_of(format('SELECT * FROM _sluice.top_level_command(md5(''29'')::uuid, %s, ''2024-09-01'', 1)', :other)),
+    '42704: role with OID 4294967295 does not exist', 'also of a job at top level'
+);
 \ir finish.psql

@@ -1,6 +1,6 @@
 -- One look at the schedule of a member database: what is due, in which order, and how nodes move on.
 \ir setup.psql
-SELECT plan(63);
+SELECT plan(65);
 
 CREATE TABLE src (id integer);
 SELECT sluice.create_stream_table('up', 'SELECT id FROM src', '1h') AS up \gset
@@ -233,6 +233,10 @@ SELECT results_eq(
     'SELECT now() <= last_run_at AND last_run_at <= clock_timestamp(), last_success_at = last_run_at FROM _sluice.node_state', 'VALUES (true, true)',
     'as it ran at the latest now'
 );
+UPDATE _sluice.node_state SET last_run_at = now() + interval '10 h';
+SELECT _sluice.turn_back('[]') \g /dev/null
+SELECT is((SELECT bool_and(last_run_at > now() + interval '9 h') FROM _sluice.node_state), true, 'only nodes that were found ahead are touched');
+UPDATE _sluice.node_state SET last_run_at = now();
 SELECT is((SELECT retry_at FROM _sluice.node WHERE pgt_id = :job), NULL, 'where there is no retry none is made');
 UPDATE _sluice.node SET next_fire_at = now() + interval '10 h', fire_step = '1 h', retry_at = now() + interval '1 min' WHERE pgt_id = :up;
 SELECT ctid AS place FROM _sluice.node WHERE pgt_id = :up \gset
@@ -262,4 +266,10 @@ SELECT is(
     (_sluice.member_state() -> 'settings' ->> 'maintenance_batch'), '3', 'its settings, as numbers'
 );
 SELECT is(_sluice.member_state() ->> 'upkeep_is_due', 'true', 'and whether there is upkeep to do');
+
+-- Nodes that are gone
+SELECT is(
+    _sluice.gone_nodes(jsonb_build_array(jsonb_build_object('pgt_id', :up, 'since', timestamptz '2024-01-01'), jsonb_build_object('pgt_id', 999, 'since', timestamptz '2024-01-01'))),
+    '{999}'::bigint[], 'what the control database knows of nodes that this one does not have'
+);
 \ir finish.psql
