@@ -1,6 +1,6 @@
 -- Drain: in the control database, and as users see it over the control connection.
 \ir setup.psql
-SELECT plan(55);
+SELECT plan(57);
 
 INSERT INTO _sluice.member (db_oid, joined_by) VALUES (1, 'test'), (2, 'test');
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
@@ -36,7 +36,9 @@ SELECT results_eq(
     'it is on record, and outlives its requester'
 );
 SELECT _sluice.withdraw_drain(1, :pid, :'backend_start'), _sluice.end_abandoned_drains() \g /dev/null
+SELECT drained_at FROM _sluice.drain \gset
 SELECT is(_sluice.check_drain(1), true, 'no cancellation can take it back');
+SELECT is((SELECT drained_at FROM _sluice.drain), :'drained_at', 'nor another look its time');
 SELECT _sluice.end_drain(1), _sluice.end_drain(1) \g /dev/null
 SELECT is(_sluice.check_drain(1), NULL, 'only resume() can, as often as it is called');
 
@@ -98,6 +100,8 @@ SELECT _sluice.request_drain(1, 'somebody', :pid, :'backend_start'), _sluice.req
 SELECT is(_sluice.check_drain(2), NULL, 'also where another session has its number by now, which waits for another request');
 SELECT _sluice.request_drain(2, 'next', :pid, :'backend_start') \g /dev/null
 SELECT is((SELECT requested_by FROM _sluice.drain WHERE db_oid = 2), 'next', 'whoever asks next does not join it');
+SELECT _sluice.keep_drain(1) \g /dev/null
+SELECT is((SELECT string_agg(db_oid::text, ' ') FROM _sluice.drain WHERE stays), '1', 'a call that ends without its answer keeps its own');
 DELETE FROM _sluice.drain;
 SELECT _sluice.request_drain(2, 'somebody', 2147483647, '2024-01-01'), _sluice.keep_drain(2), _sluice.end_abandoned_drains() \g /dev/null
 SELECT is(_sluice.check_drain(2), false, 'one that was kept at its timeout is not');
