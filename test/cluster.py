@@ -348,7 +348,9 @@ class Cluster:
         )
         try:
             database = Database(self, name)
-            database.execute("CREATE EXTENSION pg_sluice CASCADE")
+            # Python knows no codec for some.
+            with database.connect(client_encoding="UTF8") as connection:
+                connection.execute("CREATE EXTENSION pg_sluice CASCADE")
             yield database
         finally:
             self.execute(f"DROP DATABASE {name} WITH (FORCE)")

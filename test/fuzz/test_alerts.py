@@ -147,7 +147,13 @@ def test_nesting_ends_where_parsers_may_refuse_it(kind: type) -> None:
 
 @pytest.mark.parametrize(
     ("encoding", "room"),
-    [("UTF8", 7999), ("LATIN1", 7999), ("EUC_TW", 5999), ("MULE_INTERNAL", 5999)],
+    [
+        ("UTF8", 7999),
+        ("LATIN1", 7999),
+        ("EUC_JP", 5332),
+        ("EUC_TW", 5332),
+        ("MULE_INTERNAL", 5332),
+    ],
 )
 def test_room_is_for_the_bytes_of_the_database(encoding: str, room: int) -> None:
     assert subject.room(encoding) == room

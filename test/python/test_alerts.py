@@ -218,6 +218,23 @@ def test_an_alert_that_changes_meanwhile_loses_no_announcement(
         assert len(heard.texts()) == 2
 
 
+@pytest.mark.parametrize(
+    ("encoded", "character"), [("EUC_JP", "é"), ("EUC_TW", "万")], indirect=["encoded"]
+)
+def test_characters_that_are_longer_than_in_utf8_fit(
+    encoded: Database, announcing: Callable[[], None], character: str
+) -> None:
+    """A notification has room for so many bytes of the database's encoding."""
+    with encoded.connect(client_encoding="UTF8") as connection:
+        connection.execute(
+            "SELECT _sluice.open_alert('test', 'critical', 1, 'n', repeat(%s, 20000))", [character]
+        )
+    with listening(encoded) as heard:
+        announcing()
+        (told,) = map(json.loads, heard.texts())
+    assert set(told["message"]) == {character}
+
+
 @pytest.mark.parametrize("encoded", ["UTF8"], indirect=True)
 def test_many_alerts_are_announced_step_by_step(
     encoded: Database, announcing: Callable[[], None]

@@ -8,8 +8,8 @@ from typing import Any
 
 _NOTIFICATION_BYTES = 7999
 """The longest payload of NOTIFY, in the encoding of the database."""
-_WIDER_ENCODINGS = frozenset({"EUC_TW", "MULE_INTERNAL"})
-"""Some of their characters are four bytes where UTF-8 has three."""
+_WIDER_ENCODINGS = frozenset({"EUC_JP", "EUC_TW", "MULE_INTERNAL"})
+"""Some of their characters are three bytes where UTF-8 has two, or four where it has three."""
 _NAME = 300
 """Characters of a node's name that are kept. A relation's qualified name has at most 257."""
 _LEAST = 200
@@ -21,7 +21,7 @@ _DEPTH = 16
 def room(server_encoding: str) -> int:
     """How many bytes of UTF-8 a notification takes in a database of that encoding."""
     wider = server_encoding in _WIDER_ENCODINGS
-    return _NOTIFICATION_BYTES * 3 // 4 if wider else _NOTIFICATION_BYTES
+    return _NOTIFICATION_BYTES * 2 // 3 if wider else _NOTIFICATION_BYTES
 
 
 def payload(alert: bytes, limit: int) -> str:
