@@ -23,7 +23,8 @@ COMMENT ON SCHEMA _sluice_locks IS 'pg_sluice: what is locked as a whole. Nobody
 -- bytes, and what one database wrote can be no text in another. Whoever takes such a name for text fails,
 -- a client when it decodes it; PL/Python then even crashes the server.
 --
--- In a database in SQL_ASCII it is the same with all names, also those of nodes.
+-- In a database in SQL_ASCII it is the same with all names, also those of nodes. And in WIN1252, EUC_TW and
+-- others there are a few that can't be sent to a client in UTF-8: a node can be given one by renaming it.
 --
 -- chr(92) is a backslash, whatever standard_conforming_strings is.
 
@@ -49,8 +50,9 @@ DECLARE
 BEGIN
     IF encode(v_raw, 'escape') <> replace(_name, chr(92), repeat(chr(92), 2)) THEN
         BEGIN
-            -- In SQL_ASCII anything is a text, but it goes to clients in UTF-8.
-            PERFORM length(v_raw, replace(getdatabaseencoding(), 'SQL_ASCII', 'UTF8'));
+            -- It goes to clients in UTF-8. In SQL_ASCII anything is a text; other encodings take some
+            -- characters that UTF-8 is not known to have.
+            PERFORM convert(v_raw, replace(getdatabaseencoding(), 'SQL_ASCII', 'UTF8'), 'UTF8');
         EXCEPTION
             WHEN character_not_in_repertoire OR untranslatable_character THEN
                 RETURN encode(v_raw, 'escape');
@@ -60,7 +62,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.shown_name(text) IS
-    'The name of a database or role, or in SQL_ASCII of anything, as a text of this database: as it is, or where its bytes are none in this encoding, these in octal, as \351';
+    'The name of a database, a role or a node as a text of this database that clients can read: as it is, or where its bytes are none in this encoding or have no equivalent in UTF-8, these in octal, as \351';
 
 CREATE FUNCTION _sluice.here()
 RETURNS text
@@ -586,8 +588,8 @@ AS $$
 DECLARE
     v_name CONSTANT text := COALESCE(_node.job_name, _node.relid::text);
 BEGIN
-    -- There a name can be any bytes, and one must not stop the scheduling of all.
-    RETURN CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN _sluice.shown_name(v_name) ELSE v_name END;
+    -- Elsewhere a name can be one that clients can't read, and one must not stop the scheduling of all.
+    RETURN CASE WHEN getdatabaseencoding() = 'UTF8' THEN v_name ELSE _sluice.shown_name(v_name) END;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.node_name(_sluice.node) IS
@@ -6190,8 +6192,8 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH node AS MATERIALIZED (
         SELECT
-            -- In SQL_ASCII the cut can be inside a character.
-            CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN _sluice.shown_name(l.name) ELSE l.name END AS name,
+            -- As in node_name(). In SQL_ASCII the cut can be inside a character, too.
+            CASE WHEN getdatabaseencoding() = 'UTF8' THEN l.name ELSE _sluice.shown_name(l.name) END AS name,
             v.kind, v.status, v.consecutive_errors, extract(epoch FROM v.lag) AS lag,
             extract(epoch FROM s.last_success_at) AS last_success, COALESCE(s.runs, '{}') AS runs,
             COALESCE(s.run_seconds, 0) AS run_seconds, COALESCE(s.rows_changed, 0) AS rows_changed,

@@ -20,8 +20,8 @@ SET search_path = pg_catalog, pg_temp
 AS $$
     WITH node AS MATERIALIZED (
         SELECT
-            -- In SQL_ASCII the cut can be inside a character.
-            CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN _sluice.shown_name(l.name) ELSE l.name END AS name,
+            -- As in node_name(). In SQL_ASCII the cut can be inside a character, too.
+            CASE WHEN getdatabaseencoding() = 'UTF8' THEN l.name ELSE _sluice.shown_name(l.name) END AS name,
             v.kind, v.status, v.consecutive_errors, extract(epoch FROM v.lag) AS lag,
             extract(epoch FROM s.last_success_at) AS last_success, COALESCE(s.runs, '{}') AS runs,
             COALESCE(s.run_seconds, 0) AS run_seconds, COALESCE(s.rows_changed, 0) AS rows_changed,

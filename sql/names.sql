@@ -2,7 +2,8 @@
 -- bytes, and what one database wrote can be no text in another. Whoever takes such a name for text fails,
 -- a client when it decodes it; PL/Python then even crashes the server.
 --
--- In a database in SQL_ASCII it is the same with all names, also those of nodes.
+-- In a database in SQL_ASCII it is the same with all names, also those of nodes. And in WIN1252, EUC_TW and
+-- others there are a few that can't be sent to a client in UTF-8: a node can be given one by renaming it.
 --
 -- chr(92) is a backslash, whatever standard_conforming_strings is.
 
@@ -28,8 +29,9 @@ DECLARE
 BEGIN
     IF encode(v_raw, 'escape') <> replace(_name, chr(92), repeat(chr(92), 2)) THEN
         BEGIN
-            -- In SQL_ASCII anything is a text, but it goes to clients in UTF-8.
-            PERFORM length(v_raw, replace(getdatabaseencoding(), 'SQL_ASCII', 'UTF8'));
+            -- It goes to clients in UTF-8. In SQL_ASCII anything is a text; other encodings take some
+            -- characters that UTF-8 is not known to have.
+            PERFORM convert(v_raw, replace(getdatabaseencoding(), 'SQL_ASCII', 'UTF8'), 'UTF8');
         EXCEPTION
             WHEN character_not_in_repertoire OR untranslatable_character THEN
                 RETURN encode(v_raw, 'escape');
@@ -39,7 +41,7 @@ BEGIN
 END;
 $$;
 COMMENT ON FUNCTION _sluice.shown_name(text) IS
-    'The name of a database or role, or in SQL_ASCII of anything, as a text of this database: as it is, or where its bytes are none in this encoding, these in octal, as \351';
+    'The name of a database, a role or a node as a text of this database that clients can read: as it is, or where its bytes are none in this encoding or have no equivalent in UTF-8, these in octal, as \351';
 
 CREATE FUNCTION _sluice.here()
 RETURNS text

@@ -148,8 +148,8 @@ AS $$
 DECLARE
     v_name CONSTANT text := COALESCE(_node.job_name, _node.relid::text);
 BEGIN
-    -- There a name can be any bytes, and one must not stop the scheduling of all.
-    RETURN CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN _sluice.shown_name(v_name) ELSE v_name END;
+    -- Elsewhere a name can be one that clients can't read, and one must not stop the scheduling of all.
+    RETURN CASE WHEN getdatabaseencoding() = 'UTF8' THEN v_name ELSE _sluice.shown_name(v_name) END;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.node_name(_sluice.node) IS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
 from collections.abc import Callable
@@ -221,6 +222,50 @@ def test_reading_in_a_database_that_lacks_characters(
             member.execute("SELECT sluice.resume(cluster => true)")
     finally:
         cluster.execute(f'DROP ROLE "{name}"')
+
+
+@pytest.mark.parametrize("max_workers", ["4", "0"])
+@pytest.mark.parametrize(
+    ("encoding", "name", "shown"),
+    [("WIN1252", "chr(129)", r"\201"), ("EUC_TW", "'丄'", r"\216\256\241\246")],
+)
+def test_name_that_has_no_equivalent_in_utf8(
+    cluster: Cluster,
+    shared_state: None,
+    lead: Callable[..., Leader],
+    encoding: str,
+    name: str,
+    shown: str,
+    max_workers: str,
+) -> None:
+    """1. An owner gives it to a stream table. 2. That one runs, and so do all others; what tells of
+    it can be read."""
+    with cluster.database_in(encoding, "other") as other, utf8(other) as session:
+        session.execute("SELECT sluice.start()")
+        configure(cluster, max_workers=max_workers, max_consecutive_errors="1")
+        session.execute("CREATE TABLE base AS SELECT 1 AS x")
+        session.execute(
+            "SELECT sluice.create_stream_table('st', 'SELECT 1 / x AS y FROM base', '1s')"
+        )
+        session.execute(
+            "DO $$ BEGIN EXECUTE format('ALTER TABLE st RENAME TO %I', " + name + "); END $$"
+        )
+        lead()
+        session.execute("SELECT sluice.schedule('good', '1s', 'SELECT 1')")
+        session.execute("SELECT sluice.create_stream_table('another', 'SELECT x FROM base', '1s')")
+        ran = "SELECT count(DISTINCT name) FROM _sluice.history WHERE outcome <> 'skipped'"
+        cluster.wait_for(lambda: some(session, ran) == 3)
+        names = "SELECT array_agg(DISTINCT replace(name, '\"', '')) FROM sluice.history"
+        assert f"public.{shown}" in some(session, names)
+        with utf8(other) as listener:
+            listener.execute("LISTEN sluice_alert")
+            session.execute("UPDATE base SET x = 0")
+            (told,) = listener.notifies(timeout=20, stop_after=1)
+        assert shown in json.loads(told.payload)["node"]
+        assert shown.replace("\\", "\\\\") in some(session, "SELECT sluice.metrics()")
+        assert cluster.execute("SELECT state, failures FROM sluice.databases()") == [
+            ("scheduled", 0)
+        ]
 
 
 @pytest.mark.parametrize("times", [1, 2])
