@@ -211,7 +211,8 @@ DECLARE
     -- Before the look at the nodes, which has a later snapshot: a transaction that is not among these
     -- has committed what it made, or it never will.
     v_oldest CONSTANT timestamptz := (
-        SELECT min(a.xact_start)
+        -- With track_activities off it is not known when one began that has made something.
+        SELECT min(COALESCE(a.xact_start, CASE WHEN a.backend_xid IS NOT NULL THEN timestamptz '-infinity' END))
         FROM pg_stat_activity AS a
         WHERE a.datid = _sluice.database_oid() AND a.pid <> pg_backend_pid()
     );

@@ -136,6 +136,7 @@ def test_what_is_queued_and_paused_of_a_dropped_node_is_forgotten(
     assert member.execute("SELECT name FROM sluice.history") == [("stays",)]
 
 
+@pytest.mark.parametrize("tracks", ["on", "off"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_node_that_is_not_committed_yet_is_not_gone(
     member: Database,
@@ -144,11 +145,13 @@ def test_a_node_that_is_not_committed_yet_is_not_gone(
     leader: Leader,
     fault: Callable[[Database, str], Fault],
     commits: bool,
+    tracks: str,
 ) -> None:
-    """1. A transaction makes a node and queues it. 2. The leader reconciles. 3. It still stands."""
+    """1. A transaction makes a node and queues it. 2. The leader reconciles. 3. It still stands,
+    also where the server does not keep when a transaction began."""
     asked = fault(control, "known_nodes")
     member.execute("SELECT sluice.drain()")
-    with member.connect(autocommit=False) as maker:
+    with member.connect(autocommit=False, options=f"-c track_activities={tracks}") as maker:
         maker.execute("SELECT sluice.schedule('young', 'manual', 'SELECT 1')")
         ((run_id,),) = maker.execute("SELECT sluice.run_now('young')").fetchall()
         for count in (1, 2):
