@@ -57,8 +57,8 @@ def parameters(
     """How the server connects to itself.
 
     Over its first Unix socket directory, or over TCP where it has none. Sessions of ours have no
-    deadline from outside and don't depend on anybody's search_path. `version` is the server's own
-    server_version_num.
+    deadline from outside, have the rights of the role that connects, and don't depend on anybody's
+    search_path. `version` is the server's own server_version_num.
     """
     host = sockets.split(",")[0].strip().strip('"') or "localhost"
     timeouts = " ".join(f"-c {name}=0" for name, since in TIMEOUTS.items() if version >= since)
@@ -70,7 +70,8 @@ def parameters(
         # Of a database in SQL_ASCII the driver would make bytes.
         "client_encoding": "UTF8",
         "options": f"{timeouts} -c search_path=pg_catalog,pg_temp -c client_min_messages=warning"
-        " -c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off",
+        " -c default_transaction_isolation=read\\ committed -c default_transaction_read_only=off"
+        " -c role=none",
     }
 
 

@@ -472,6 +472,29 @@ def test_defaults_of_a_database_do_not_break_its_scheduling(
     assert other.execute("SELECT DISTINCT outcome FROM sluice.history") == [("succeeded",)]
 
 
+@pytest.mark.parametrize("max_workers", ["4", "0"])
+def test_role_that_a_database_sets_is_not_the_schedulers(
+    cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader], max_workers: str
+) -> None:
+    """So that all objects get one owner, say, whoever makes them."""
+    cluster.execute("SELECT sluice.configure('max_workers', %s, cluster => true)", [max_workers])
+    other.execute("CREATE TABLE seen AS SELECT current_user WHERE false")
+    other.execute("SELECT sluice.schedule('job', '1s', 'INSERT INTO seen SELECT current_user')")
+    other.execute(
+        "SELECT sluice.schedule('top', '1s', 'INSERT INTO seen SELECT current_user',"
+        " transactional => false)"
+    )
+    cluster.execute("CREATE ROLE app_owner")
+    try:
+        cluster.execute(f"ALTER DATABASE {other.name} SET role = app_owner")
+        lead()
+        other.wait_for("SELECT count(DISTINCT name) = 2 FROM sluice.history")
+        assert other.execute("SELECT DISTINCT outcome FROM sluice.history") == [("succeeded",)]
+        assert other.execute("SELECT DISTINCT current_user FROM seen") == [("postgres",)]
+    finally:
+        cluster.execute("DROP ROLE app_owner")
+
+
 def test_date_style_of_a_database_does_not_end_the_leader(
     cluster: Cluster, member: Any, other: Any, lead: Callable[..., Leader]
 ) -> None:
