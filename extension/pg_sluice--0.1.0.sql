@@ -867,11 +867,18 @@ AS $$
     WITH given AS (
         SELECT g.seq, g.version, g.payload, g.position
         FROM unnest(_seqs, _versions, _payloads) WITH ORDINALITY AS g (seq, version, payload, position)
+    ), free AS (
+        SELECT a.seq
+        FROM _sluice.alert AS a
+        JOIN (SELECT DISTINCT g.seq, g.version FROM given AS g) AS d ON d.seq = a.seq
+        WHERE a.xmin::text = d.version
+        -- Users close alerts in transactions of any length, which nobody is to wait for.
+        FOR NO KEY UPDATE OF a SKIP LOCKED
     ), marked AS (
         UPDATE _sluice.alert AS a
         SET last_emitted_at = greatest(_now, a.closed_at)
-        FROM (SELECT DISTINCT g.seq, g.version FROM given AS g) AS d
-        WHERE a.seq = d.seq AND a.xmin::text = d.version
+        FROM free AS f
+        WHERE a.seq = f.seq
         RETURNING a.seq
     )
     SELECT pg_notify('sluice_alert', convert_from(o.payload, 'UTF8'))
@@ -880,7 +887,7 @@ AS $$
     ) AS o
 $$;
 COMMENT ON FUNCTION _sluice.emit_alerts(timestamptz, bigint[], text[], bytea[]) IS
-    'Announces on the channel sluice_alert what was pending, as JSON in UTF-8. An alert that changed since it was read, closed or announced by another session, is left to the next look';
+    'Announces on the channel sluice_alert what was pending, as JSON in UTF-8. An alert that changed since it was read, closed or announced by another session, or that is being changed, is left to the next look';
 
 -- sql/watermarks.sql
 
@@ -1000,21 +1007,23 @@ BEGIN
     IF NOT EXISTS (SELECT FROM _sluice.node_state AS s WHERE s.gated_since IS NOT NULL) THEN
         RETURN;
     END IF;
-    WITH released AS (
-        UPDATE _sluice.node_state AS s SET gated_since = NULL
-        FROM (
-            SELECT g.pgt_id, g.gated_since FROM _sluice.node_state AS g WHERE g.gated_since IS NOT NULL
-        ) AS former
-        WHERE s.pgt_id = former.pgt_id AND _sluice.group_out_of_step(s.pgt_id) IS NULL
-        RETURNING s.pgt_id, former.gated_since
+    WITH free AS (
+        SELECT s.pgt_id, s.gated_since
+        FROM _sluice.node_state AS s
+        JOIN _sluice.node AS n ON n.pgt_id = s.pgt_id
+        WHERE s.gated_since IS NOT NULL AND _sluice.group_out_of_step(s.pgt_id) IS NULL
+        -- Not one that somebody has in a transaction that is open, as in due_nodes().
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), released AS (
+        UPDATE _sluice.node_state AS s SET gated_since = NULL FROM free AS f WHERE s.pgt_id = f.pgt_id
     )
-    UPDATE _sluice.node AS n SET retry_at = clock_timestamp(), retry_of = r.gated_since
-    FROM released AS r
-    WHERE n.pgt_id = r.pgt_id;
+    UPDATE _sluice.node AS n SET retry_at = clock_timestamp(), retry_of = f.gated_since
+    FROM free AS f
+    WHERE n.pgt_id = f.pgt_id;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.release_gated() IS
-    'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing';
+    'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing. One that somebody has locked in an open transaction is left to the next tick';
 
 CREATE FUNCTION _sluice.do_advance_watermark(_caller name, _arguments jsonb)
 RETURNS jsonb
@@ -3670,12 +3679,18 @@ BEGIN
         -- A retry leaves it as it is: its fire can be an older one.
         fire_step = CASE WHEN m.next_fire_at > n.next_fire_at THEN m.next_fire_at - m.fire_at ELSE n.fire_step END,
         fired_at = m.fire_at, retry_at = NULL, retry_of = NULL
-    FROM jsonb_to_recordset(_moves) AS m (pgt_id bigint, due_at timestamptz, fire_at timestamptz, next_fire_at timestamptz)
-    WHERE n.pgt_id = m.pgt_id AND n.due_at = m.due_at;
+    FROM (
+        SELECT g.pgt_id, g.fire_at, g.next_fire_at
+        FROM jsonb_to_recordset(_moves) AS g (pgt_id bigint, due_at timestamptz, fire_at timestamptz, next_fire_at timestamptz)
+        JOIN _sluice.node AS d ON d.pgt_id = g.pgt_id AND d.due_at = g.due_at
+        -- As in due_nodes().
+        FOR NO KEY UPDATE OF d SKIP LOCKED
+    ) AS m
+    WHERE n.pgt_id = m.pgt_id;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.advance(jsonb) IS
-    'Moves nodes whose run is queued to their next fire; one that somebody rescheduled meanwhile is left alone';
+    'Moves nodes whose run is queued to their next fire; one that somebody rescheduled meanwhile is left alone, and one that somebody has locked in an open transaction stays due: the queue and history know its fire';
 
 CREATE FUNCTION _sluice.nodes_ahead()
 RETURNS TABLE (

@@ -197,11 +197,18 @@ AS $$
     WITH given AS (
         SELECT g.seq, g.version, g.payload, g.position
         FROM unnest(_seqs, _versions, _payloads) WITH ORDINALITY AS g (seq, version, payload, position)
+    ), free AS (
+        SELECT a.seq
+        FROM _sluice.alert AS a
+        JOIN (SELECT DISTINCT g.seq, g.version FROM given AS g) AS d ON d.seq = a.seq
+        WHERE a.xmin::text = d.version
+        -- Users close alerts in transactions of any length, which nobody is to wait for.
+        FOR NO KEY UPDATE OF a SKIP LOCKED
     ), marked AS (
         UPDATE _sluice.alert AS a
         SET last_emitted_at = greatest(_now, a.closed_at)
-        FROM (SELECT DISTINCT g.seq, g.version FROM given AS g) AS d
-        WHERE a.seq = d.seq AND a.xmin::text = d.version
+        FROM free AS f
+        WHERE a.seq = f.seq
         RETURNING a.seq
     )
     SELECT pg_notify('sluice_alert', convert_from(o.payload, 'UTF8'))
@@ -210,4 +217,4 @@ AS $$
     ) AS o
 $$;
 COMMENT ON FUNCTION _sluice.emit_alerts(timestamptz, bigint[], text[], bytea[]) IS
-    'Announces on the channel sluice_alert what was pending, as JSON in UTF-8. An alert that changed since it was read, closed or announced by another session, is left to the next look';
+    'Announces on the channel sluice_alert what was pending, as JSON in UTF-8. An alert that changed since it was read, closed or announced by another session, or that is being changed, is left to the next look';

@@ -110,12 +110,18 @@ BEGIN
         -- A retry leaves it as it is: its fire can be an older one.
         fire_step = CASE WHEN m.next_fire_at > n.next_fire_at THEN m.next_fire_at - m.fire_at ELSE n.fire_step END,
         fired_at = m.fire_at, retry_at = NULL, retry_of = NULL
-    FROM jsonb_to_recordset(_moves) AS m (pgt_id bigint, due_at timestamptz, fire_at timestamptz, next_fire_at timestamptz)
-    WHERE n.pgt_id = m.pgt_id AND n.due_at = m.due_at;
+    FROM (
+        SELECT g.pgt_id, g.fire_at, g.next_fire_at
+        FROM jsonb_to_recordset(_moves) AS g (pgt_id bigint, due_at timestamptz, fire_at timestamptz, next_fire_at timestamptz)
+        JOIN _sluice.node AS d ON d.pgt_id = g.pgt_id AND d.due_at = g.due_at
+        -- As in due_nodes().
+        FOR NO KEY UPDATE OF d SKIP LOCKED
+    ) AS m
+    WHERE n.pgt_id = m.pgt_id;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.advance(jsonb) IS
-    'Moves nodes whose run is queued to their next fire; one that somebody rescheduled meanwhile is left alone';
+    'Moves nodes whose run is queued to their next fire; one that somebody rescheduled meanwhile is left alone, and one that somebody has locked in an open transaction stays due: the queue and history know its fire';
 
 CREATE FUNCTION _sluice.nodes_ahead()
 RETURNS TABLE (

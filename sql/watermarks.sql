@@ -114,21 +114,23 @@ BEGIN
     IF NOT EXISTS (SELECT FROM _sluice.node_state AS s WHERE s.gated_since IS NOT NULL) THEN
         RETURN;
     END IF;
-    WITH released AS (
-        UPDATE _sluice.node_state AS s SET gated_since = NULL
-        FROM (
-            SELECT g.pgt_id, g.gated_since FROM _sluice.node_state AS g WHERE g.gated_since IS NOT NULL
-        ) AS former
-        WHERE s.pgt_id = former.pgt_id AND _sluice.group_out_of_step(s.pgt_id) IS NULL
-        RETURNING s.pgt_id, former.gated_since
+    WITH free AS (
+        SELECT s.pgt_id, s.gated_since
+        FROM _sluice.node_state AS s
+        JOIN _sluice.node AS n ON n.pgt_id = s.pgt_id
+        WHERE s.gated_since IS NOT NULL AND _sluice.group_out_of_step(s.pgt_id) IS NULL
+        -- Not one that somebody has in a transaction that is open, as in due_nodes().
+        FOR NO KEY UPDATE SKIP LOCKED
+    ), released AS (
+        UPDATE _sluice.node_state AS s SET gated_since = NULL FROM free AS f WHERE s.pgt_id = f.pgt_id
     )
-    UPDATE _sluice.node AS n SET retry_at = clock_timestamp(), retry_of = r.gated_since
-    FROM released AS r
-    WHERE n.pgt_id = r.pgt_id;
+    UPDATE _sluice.node AS n SET retry_at = clock_timestamp(), retry_of = f.gated_since
+    FROM free AS f
+    WHERE n.pgt_id = f.pgt_id;
 END;
 $$;
 COMMENT ON FUNCTION _sluice.release_gated() IS
-    'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing';
+    'Makes gated nodes due whose sources have come into step; every tick calls it, and nodes that are not gated cost it nothing. One that somebody has locked in an open transaction is left to the next tick';
 
 CREATE FUNCTION _sluice.do_advance_watermark(_caller name, _arguments jsonb)
 RETURNS jsonb

@@ -278,6 +278,46 @@ def test_an_open_alert_is_reminded_of_until_it_closes(led: Database) -> None:
         assert len(open_ones) - 1 <= int(seconds)
 
 
+def test_a_transaction_that_closes_an_alert_holds_nobody_up(
+    cluster: Cluster, control: Database, member: Database, lead: Callable[..., Leader]
+) -> None:
+    """1. Alerts are open, in the control database too, and to be reminded of. 2. Transactions of
+    users close them and stay open. 3. All others go on. 4. The closing is told."""
+    configure(member, max_consecutive_errors="1", alert_reminder_interval="1 s")
+    control.execute("SELECT sluice.start()")
+    leader = lead()
+    databases = (control, member)
+    try:
+        for database in databases:
+            schedule(database, "SELECT 1 / 0")
+            ended(database, run_now(database))
+            database.execute("SELECT sluice.schedule('other', '1s', 'SELECT 1')")
+        with (
+            control.connect(autocommit=False) as one,
+            member.connect(autocommit=False) as another,
+            listening(control) as in_control,
+            listening(member) as in_member,
+        ):
+            for user in (one, another):
+                user.execute("SELECT sluice.reset('job')")
+            for database in databases:
+                ((count,),) = database.execute("SELECT count(*) FROM sluice.history")
+                # Many reminders later.
+                database.wait_for(f"SELECT count(*) > {count + 5} FROM sluice.history", timeout=15)
+            assert cluster.execute("SELECT DISTINCT state, failures FROM sluice.databases()") == [
+                ("scheduled", 0)
+            ]
+            assert leader.alive
+            for user, heard in ((one, in_control), (another, in_member)):
+                user.commit()
+                cluster.wait_for(
+                    lambda heard=heard: ("suspended", "info", "job") in heard.said()  # type: ignore[misc]
+                )
+    finally:
+        for name in ("job", "other"):
+            control.execute("SELECT sluice.unschedule(%s)", [name])
+
+
 def test_alerts_about_databases_are_announced_in_the_control_database(
     control: Database, led: Database
 ) -> None:

@@ -1,6 +1,6 @@
 """The leader: what it runs, how it ends, and that there is one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -158,6 +158,44 @@ def test_news_that_comes_during_a_tick_is_not_missed(
 
 
 # One pass
+
+
+@pytest.fixture
+def gate(cluster: Cluster) -> Iterator[int]:
+    """Whoever holds this advisory lock of the control database lets nobody queue anything."""
+    cluster.execute(
+        "CREATE FUNCTION public.wait() RETURNS trigger LANGUAGE plpgsql"
+        " AS 'BEGIN PERFORM pg_advisory_xact_lock(8); RETURN NULL; END'"
+    )
+    cluster.execute(
+        "CREATE TRIGGER wait BEFORE INSERT ON _sluice.queue EXECUTE FUNCTION public.wait()"
+    )
+    yield 8
+    cluster.execute("DROP FUNCTION public.wait CASCADE")
+
+
+def test_node_that_somebody_takes_during_a_tick_holds_nobody_up(
+    cluster: Cluster, member: Database, gate: int, leader: Leader
+) -> None:
+    """1. A tick reads two nodes that are due. 2. While it queues them, a user's transaction takes
+    one. 3. The other goes on. 4. So does that one afterwards, with each fire run once."""
+    for name in ("taken", "other"):
+        member.execute("SELECT sluice.schedule(%s, '1h', 'SELECT 1')", [name])
+    with cluster.connect() as holder, member.connect(autocommit=False) as user:
+        holder.execute("SELECT pg_advisory_lock(%s)", [gate])
+        member.execute("UPDATE _sluice.node SET schedule = '1s', next_fire_at = now()")
+        member.execute("UPDATE _sluice.graph SET effective_schedule = '1s'")
+        cluster.wait_for(
+            "SELECT count(*) = 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        )
+        user.execute("SELECT sluice.reset('taken')")
+        holder.execute("SELECT pg_advisory_unlock(%s)", [gate])
+        # A tick that waits does so for five seconds.
+        member.wait_for("SELECT count(*) > 1 FROM sluice.history WHERE name = 'other'", timeout=4)
+    member.wait_for(
+        "SELECT count(*) > 2 FROM sluice.history WHERE name = 'taken' AND outcome = 'succeeded'"
+    )
+    assert cluster.execute("SELECT state, failures FROM sluice.databases()") == [("scheduled", 0)]
 
 
 def test_one_pass_runs_what_is_due_everywhere(

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from runs import configure, ended, run_now, schedule
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -96,3 +98,62 @@ def test_groups_of_two_databases_are_apart(
         "SELECT count(*) FROM sluice.history"
         " WHERE name = 'public.both_sources' AND outcome <> 'skipped'"
     ) == [(0,)]
+
+
+@pytest.mark.parametrize("max_workers", ["4", "0"])
+@pytest.mark.parametrize(
+    "held",
+    [
+        # One has the node's state in its hands, the other the node.
+        "SELECT sluice.refresh_stream_table('both_sources')",
+        "SELECT sluice.alter_stream_table('both_sources', priority => 1)",
+    ],
+)
+def test_gated_node_in_an_open_transaction_holds_nobody_up(
+    cluster: Cluster, sources: Database, lead: Callable[..., Leader], held: str, max_workers: str
+) -> None:
+    """1. Nodes are gated. 2. A user's transaction has one. 3. The sources come into step. 4. The
+    others run, also those that were gated. 5. It does when the transaction is over."""
+    configure(sources, max_workers=max_workers)
+    lead()
+    gated = "SELECT count(DISTINCT name) = 3 FROM sluice.history WHERE reason = 'gated'"
+    sources.wait_for(gated)
+    with sources.connect(autocommit=False) as user:
+        user.execute(held)
+        for source in ("orders", "payments"):
+            sources.execute("SELECT sluice.advance_watermark(%s, '2024-01-01')", [source])
+        sources.wait_for(
+            "SELECT count(*) > 5 FROM sluice.history WHERE name = 'job' AND outcome = 'succeeded'",
+            timeout=15,
+        )
+        assert cluster.execute("SELECT state, failures FROM sluice.databases()") == [
+            ("scheduled", 0)
+        ]
+        user.rollback()
+    sources.wait_for(
+        "SELECT count(*) > 0 FROM sluice.history"
+        " WHERE name = 'public.both_sources' AND outcome = 'no_change' AND reason = 'retry'"
+    )
+
+
+@pytest.mark.parametrize("max_workers", ["1", "0"])
+def test_gated_job_at_top_level_waits_no_longer_than_its_lock_timeout(
+    cluster: Cluster, sources: Database, lead: Callable[..., Leader], max_workers: str
+) -> None:
+    """1. A user's transaction has it. 2. Its next fire is to be gated. 3. That is an attempt that
+    fails, and gives its worker back."""
+    configure(
+        sources, max_workers=max_workers, lock_timeout="300 ms", retry_backoff_base="1 h",
+        retry_backoff_cap="1 h",
+    )  # fmt: skip
+    schedule(sources, "VACUUM orders", "vacuum", transactional=False, watermark_group="sales")
+    lead()
+    assert ended(sources, run_now(sources, "vacuum"))["reason"] == "gated"
+    with sources.connect(autocommit=False) as user:
+        user.execute("SELECT sluice.reset('vacuum')")
+        run_id = run_now(sources, "vacuum")
+        cluster.wait_for(
+            "SELECT count(*) = 0 FROM _sluice.queue WHERE name = 'vacuum' AND state = 'queued'"
+        )
+        assert sources.execute("SELECT sluice.drain('20 s')") == [("drained",)]
+    assert ended(sources, run_id)["outcome"] == "lock_timeout"

@@ -195,13 +195,16 @@ class Executor:
         deadline: Deadline,
         settings: dict[str, Any],
     ) -> None:
-        row = await self.session.row(
-            "top_level_command",
-            run_id=run.run_id,
-            pgt_id=run.pgt_id,
-            due_at=run.due_at,
-            attempt=run.attempt,
-        )
+        # A fire that is skipped is put on record with this.
+        async with self.session.connection.transaction():
+            await bound_waits(self.session, bounds.lock_timeout)
+            row = await self.session.row(
+                "top_level_command",
+                run_id=run.run_id,
+                pgt_id=run.pgt_id,
+                due_at=run.due_at,
+                attempt=run.attempt,
+            )
         if row is None:
             return
         command, search_path, owner, owner_name, is_superuser, lock_class = row
