@@ -45,6 +45,12 @@ def test_wait_doubles_up_to_the_cap(failures: int, base: float, cap: float) -> N
     assert backoff_seconds(1, base, cap, 0) == min(base, cap)
 
 
+def test_waits_up_to_the_cap() -> None:
+    """Few of the numbers above are small ones."""
+    waits = [backoff_seconds(failures, 1, 60, 0) for failures in range(1, 9)]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
 @given(FAILURES, BASES, CAPS, JITTERS)
 def test_jitter_takes_up_to_a_quarter(
     failures: int, base: float, cap: float, jitter: float
