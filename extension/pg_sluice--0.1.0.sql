@@ -1810,7 +1810,8 @@ AS $$
     )) AS n
     LEFT JOIN _sluice.slot AS s ON s.slot = n
     LEFT JOIN pg_database AS d ON d.oid = s.db_oid
-    LEFT JOIN _sluice.queue AS q ON q.slot = n AND q.state = 'running'
+    -- What a former leader's worker ran is another's.
+    LEFT JOIN _sluice.queue AS q ON q.slot = n AND q.epoch = s.epoch AND q.state = 'running'
 $$;
 COMMENT ON FUNCTION _sluice.worker_rows() IS 'The rows of sluice.workers()';
 

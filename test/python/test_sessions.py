@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 from cluster import Database
@@ -220,3 +221,22 @@ def test_serial_mode_ticks_on_after_a_job_left_settings(shared: Database) -> Non
     outcome, message, _ = job(shared, "bob", "SELECT pg_sleep(0.1)")
     assert outcome == "succeeded", message
     assert shared.execute("SELECT state, error FROM sluice.databases()") == [("scheduled", None)]
+
+
+def test_role_that_a_resting_session_has_run_sql_of_can_be_dropped(shared: Database) -> None:
+    """As the documents say it: with DROP OWNED, which the session's next run outlives."""
+    shared.cluster.create_role("carol")
+    shared.execute("CREATE SCHEMA carol AUTHORIZATION carol")
+    shared.execute("GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA sluice TO carol")
+    with shared.connect("carol") as connection:
+        connection.execute("SELECT sluice.create_stream_table('carol.st', 'SELECT 1', 'manual')")
+    ended = "SELECT count(*) FROM sluice.history WHERE outcome IN ('succeeded', 'no_change')"
+    shared.execute("SELECT sluice.run_now('carol.st')")
+    shared.wait_for(f"SELECT ({ended}) = 1")
+    shared.execute("SELECT sluice.drop_stream_table('carol.st')")
+    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
+        shared.cluster.execute("DROP ROLE carol")
+    shared.execute("DROP OWNED BY carol")
+    shared.cluster.execute("DROP ROLE carol")
+    for owner in OWNERS:
+        assert job(shared, owner, "SELECT 1")[0] == "succeeded"

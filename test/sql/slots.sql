@@ -1,6 +1,6 @@
 -- The worker slots of the control database: never more than the limit, freed only when the session is gone.
 \ir setup.psql
-SELECT plan(43);
+SELECT plan(44);
 
 SELECT epoch FROM _sluice.acquire_lease(pg_backend_pid(), now(), 3600) \gset
 SELECT _sluice.store_setting('cluster', 'max_workers', '2') \g /dev/null
@@ -68,6 +68,14 @@ SELECT results_eq(
     format($$VALUES (1, 'live', %s), (2, 'reserved', NULL)$$, :pid),
     'the rows of workers()'
 );
+INSERT INTO _sluice.queue (db_oid, pgt_id, name, state, rank, due_at, slot, epoch, started_at)
+SELECT 5, n, 'run ' || n, 'running', now(), now(), 1, :epoch - 2 + n, now() FROM generate_series(1, 2) AS n;
+SELECT results_eq(
+    $$SELECT r.slot, r.name FROM jsonb_to_recordset(_sluice.worker_rows()) AS r (slot integer, name text)$$,
+    $$VALUES (1, 'run 2'), (2, NULL)$$,
+    'none of which is twice there, or has the run of a former leader'
+);
+DELETE FROM _sluice.queue;
 
 -- live or reserved -> free
 SELECT ok(NOT _sluice.release_slot(:epoch, pg_temp.nonce(1)), 'a slot whose session is there is not freed');
