@@ -1576,7 +1576,7 @@ BEGIN
                 OR a.application_name = _sluice.worker_application_name(s.nonce)
             )
         ) OR (
-            a.application_name LIKE 'pg\_sluice worker %' AND NOT EXISTS (
+            starts_with(a.application_name, 'pg_sluice worker ') AND NOT EXISTS (
                 SELECT FROM _sluice.slot AS s
                 WHERE a.application_name = _sluice.worker_application_name(s.nonce)
             )
