@@ -123,6 +123,34 @@ def test_next_owner_meets_nothing_that_a_failure_left(shared: Database) -> None:
     assert left(shared) == CLEAN
 
 
+def function(command: str, gives: str) -> str:
+    """Makes one of alice's that a query may call, and that leaves something in the session."""
+    return (
+        "CREATE FUNCTION alice.leaves() RETURNS integer STABLE LANGUAGE plpgsql AS"
+        f" $$BEGIN PERFORM FROM ({command}) AS l; RETURN {gives}; END$$"
+    )
+
+
+@pytest.mark.parametrize("kind", ["stream table", "matview"])
+def test_next_owner_meets_nothing_that_a_failed_refresh_left(shared: Database, kind: str) -> None:
+    command, look, clean = LEFTOVERS["session lock"]
+    with shared.connect("alice") as connection:
+        connection.execute(function(command, "1 / 0"))
+        if kind == "matview":
+            connection.execute(
+                "CREATE MATERIALIZED VIEW alice.node AS SELECT alice.leaves() AS x WITH NO DATA"
+            )
+            connection.execute("SELECT sluice.schedule_refresh('alice.node', 'manual')")
+        else:
+            connection.execute(
+                "SELECT sluice.create_stream_table("
+                "'alice.node', 'SELECT alice.leaves() AS x', 'manual', initialize => false)"
+            )
+    outcome, message, pid = run(shared, "alice.node")
+    assert (outcome, message) == ("permanent_error", "division by zero")
+    assert seen(shared, "bob", look) == (clean, pid)
+
+
 def test_next_owner_meets_nothing_across_a_matview(shared: Database) -> None:
     """The refresh of bob's view between alice's job and bob's does not make the session clean."""
     with shared.connect("bob") as connection:
@@ -170,6 +198,35 @@ def test_next_owner_meets_nothing_after_a_run_of_a_dropped_node(shared: Database
     shared.execute("SELECT sluice.resume()")
     shared.wait_for(f"SELECT true FROM sluice.history WHERE run_id = '{run_id}'")
     assert shared.execute("SELECT value FROM bob.seen") == [(None,)]
+
+
+def test_next_owner_meets_nothing_of_a_refresh_before_a_run_of_a_dropped_node(
+    shared: Database,
+) -> None:
+    """Unlike a job's, a refresh's session is cleaned for the next owner only."""
+    command, look, clean = LEFTOVERS["session lock"]
+    with shared.connect("alice") as connection:
+        connection.execute(function(command, "1"))
+        connection.execute(
+            "SELECT sluice.create_stream_table("
+            "'alice.node', 'SELECT alice.leaves() AS x', 'manual', initialize => false)"
+        )
+        connection.execute("SELECT sluice.create_stream_table('alice.gone', 'SELECT 1', 'manual')")
+    with shared.connect("bob") as connection:
+        connection.execute(
+            "SELECT sluice.schedule('look', 'manual', %s)",
+            [f"CREATE TABLE bob.seen AS SELECT {look} AS value"],
+        )
+    outcome, message, pid = run(shared, "alice.node")
+    assert outcome == "succeeded", message
+    assert shared.execute(f"SELECT {look}") == [("1",)]
+    shared.execute("SELECT sluice.drain()")
+    shared.execute("SELECT sluice.run_now('alice.gone')")
+    shared.execute("SELECT sluice.drop_stream_table('alice.gone')")
+    run_id = shared.execute("SELECT sluice.run_now('look')")[0][0]
+    shared.execute("SELECT sluice.resume()")
+    assert shared.wait_for(f"SELECT pid FROM sluice.history WHERE run_id = '{run_id}'") == pid
+    assert shared.execute("SELECT value FROM bob.seen") == [(clean,)]
 
 
 def test_owner_keeps_its_session(shared: Database) -> None:

@@ -113,7 +113,9 @@ class Executor:
         session.connection.prepare_threshold = None
         self._owner: int | None = None
         """Whose SQL the session has run since it was clean."""
-        self._job_ran = False
+        self._to_clean = False
+        """Whether it is to be clean before its next run, whoever owns that: after a job, and after
+        any failure, since a rollback leaves locks and prepared statements."""
 
     async def execute(self, run: Run, settings: dict[str, Any]) -> None:
         """Runs it and records how it ended; raises Unrecorded when a failure can't be recorded."""
@@ -136,9 +138,9 @@ class Executor:
             await self._fail(Failure(run, started_at, outcome, self._error_record(error)))
         except Exception as error:  # noqa: BLE001 - a fault of ours costs this run, not the leader
             await self._fail(Failure(run, started_at, outcomes.PERMANENT_ERROR, _fault(error)))
-        if self._job_ran:
-            # At once: what it set could end the session while it rests. A session that is lost
-            # here, or can't be cleaned, has its run on record, and takes no other.
+        if self._to_clean:
+            # What a job set could end the session while it rests. A session that is lost here, or
+            # can't be cleaned, has its run on record, and takes no other.
             try:
                 await self.clean()
             except psycopg.Error:
@@ -165,14 +167,13 @@ class Executor:
         isolation = sql.SQL("READ COMMITTED" if is_job else "REPEATABLE READ")
         begin = sql.SQL("BEGIN ISOLATION LEVEL {}; {}").format(isolation, _set("LOCAL", bounds))
         await session.connection.execute(begin)
-        # From here on the owner's SQL may have been there, however the run ends.
-        self._job_ran = is_job
+        self._to_clean = True
         outcome, owner = await self._perform(run)
         if outcome == "unclean":
             await session.connection.execute("ROLLBACK")
             await self.clean()
             await session.connection.execute(begin)
-            self._job_ran = is_job
+            self._to_clean = True
             outcome, owner = await self._perform(run)
         if bounds.spares_memory and outcome != "skipped":
             await record_recovery(session, run, bounds, settings)
@@ -181,7 +182,10 @@ class Executor:
             if owner is None
             else sql.SQL("SELECT _sluice.seal({}); COMMIT").format(sql.Literal(owner))
         )
-        self._owner = owner
+        if owner is not None:
+            # Otherwise the node is gone, and the session is whose it was.
+            self._owner = owner
+        self._to_clean = is_job
 
     async def _perform(self, run: Run) -> tuple[str, int | None]:
         outcome, owner = await self.session.one("perform", **run.key, session_owner=self._owner)
@@ -245,7 +249,7 @@ class Executor:
         await self.session.row("reset_statement_timeout")
         await self.session.row("clean_session")
         self._owner = None
-        self._job_ran = False
+        self._to_clean = False
 
     def _error_record(self, error: psycopg.Error) -> dict[str, Any]:
         return {
