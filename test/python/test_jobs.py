@@ -1,6 +1,7 @@
 """SQL jobs: with whose rights and in what session they run, and how often."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -155,6 +156,56 @@ def test_procedure_that_commits_runs_at_top_level(shared: Database, leader: Lead
     schedule(shared, "postgres", "CALL p()", transactional=False)
     assert run(shared)["message"] == "halt"
     assert shared.execute("SELECT x FROM t") == [(1,)]
+
+
+def test_rows_that_a_job_at_top_level_gives_take_no_memory_of_the_leaders(
+    shared: Database, leader: Leader
+) -> None:
+    """Nobody asks for them. Each of two statements gives more than the leader may grow by."""
+
+    def peak() -> int:
+        status = Path(f"/proc/{leader.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0])
+
+    schedule(shared, "postgres", "SELECT 1; SELECT 2", "warm", transactional=False)
+    assert run(shared, "warm")["outcome"] == "succeeded"
+    before = peak()
+    rows = "SELECT repeat('x', 1000000) FROM generate_series(1, 60)"
+    schedule(shared, "postgres", f"{rows}; {rows}", transactional=False)
+    assert run(shared)["outcome"] == "succeeded"
+    assert peak() - before < 40_000, "kB"
+
+
+def test_error_after_rows_at_top_level_is_the_runs(shared: Database, leader: Leader) -> None:
+    schedule(
+        shared,
+        "postgres",
+        "SELECT 1 / (3 - x) FROM generate_series(1, 3) AS x",
+        transactional=False,
+    )
+    row = run(shared)
+    assert (row["outcome"], row["sqlstate"]) == ("permanent_error", "22012")
+    schedule(
+        shared,
+        "postgres",
+        "SELECT 1; SELECT pg_terminate_backend(pg_backend_pid())",
+        transactional=False,
+    )
+    row = run(shared)
+    assert (row["outcome"], row["sqlstate"]) == ("worker_crashed", "57P01")
+
+
+@pytest.mark.parametrize("command", ["COPY t FROM STDIN", "SELECT 1; COPY t TO STDOUT"])
+def test_copy_from_or_to_a_client_is_refused_for_good(
+    shared: Database, leader: Leader, command: str
+) -> None:
+    """There is no client, and never will be: it is no connection that was lost."""
+    shared.execute("CREATE TABLE t AS SELECT 1 AS x")
+    for transactional in (True, False):
+        schedule(shared, "postgres", command, transactional=transactional)
+        row = run(shared)
+        assert (row["outcome"], row["sqlstate"]) == ("permanent_error", "0A000")
+    assert shared.execute("SELECT count(*) FROM t") == [(1,)]
 
 
 def test_failure_at_top_level_leaves_nothing_in_the_servers_log_but_itself(

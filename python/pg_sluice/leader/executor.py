@@ -230,7 +230,7 @@ class Executor:
             )
             try:
                 with deadline.enforced(session):
-                    await session.connection.execute(command.encode(), prepare=False)
+                    await session.command(command.encode())
             except psycopg.errors.QueryCanceled:
                 # The command may have set a timeout of its own.
                 deadline.lower(await _statement_timeout(session))

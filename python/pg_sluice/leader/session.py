@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Self
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, pq
+from psycopg import AsyncConnection, AsyncCursor, generators, pq
 
 from .. import connection
 from ..connection import Name
@@ -84,6 +84,25 @@ def _half_close(pgconn: pq.abc.PGconn) -> socket.socket | None:
     with contextlib.suppress(OSError):
         left.shutdown(socket.SHUT_WR)
     return left
+
+
+def _drained(opened: AsyncConnection[Any]) -> Generator[Any, Any, None]:
+    """Takes what a query gives, a row at a time, and keeps only its error, which it raises."""
+    failed: psycopg.Error | None = None
+    while True:
+        try:
+            result = yield from generators.fetch(opened.pgconn)
+        except psycopg.Error as lost:
+            # What the server said at last tells more.
+            raise failed or lost from None
+        if result is None:
+            break
+        if result.status == pq.ExecStatus.FATAL_ERROR:
+            failed = psycopg.errors.error_from_result(result, opened.info.encoding)
+        elif result.status in (pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT):
+            raise psycopg.errors.FeatureNotSupported("cannot COPY to or from a client in a job")
+    if failed is not None:
+        raise failed
 
 
 class Server:
@@ -179,6 +198,16 @@ class Session:
 
     async def _execute(self, name: str, arguments: dict[str, Any]) -> AsyncCursor[Any]:
         return await self.connection.execute(_STATEMENTS[name], arguments or None)
+
+    async def command(self, command: bytes) -> None:
+        """Executes SQL as it is, whatever there is in it, and drops what it gives: that can be more
+        than memory holds. After a COPY from or to us, which is an error, it is of no further use.
+        """
+        pgconn = self.connection.pgconn
+        pgconn.send_query(command)
+        pgconn.set_single_row_mode()
+        await self.connection.wait(generators.send(pgconn))
+        await self.connection.wait(_drained(self.connection))
 
     async def one(self, name: str, **arguments: Any) -> tuple[Any, ...]:
         """The row of a statement that always gives one."""
