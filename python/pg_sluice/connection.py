@@ -6,7 +6,7 @@ Imported late inside a user's session: psycopg takes 190 ms to import.
 from __future__ import annotations
 
 import signal
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .core.errors import SluiceError
@@ -14,7 +14,7 @@ from .core.texts import acceptable, to_json
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg.abc import Buffer
+    from psycopg.abc import Buffer, Dumper
 
 CONNECT_SECONDS = 10
 
@@ -94,17 +94,29 @@ def send_acceptable(session: psycopg.BaseConnection[Any]) -> None:
     They come from databases and a server that know other characters, and are to be shown. What is
     to be exact goes as bytes.
     """
-    from psycopg.types.json import set_json_dumps
-    from psycopg.types.string import StrDumperUnknown
+    from psycopg.types.json import Jsonb
 
-    encoding = session.info.parameter_status("server_encoding") or ""
+    text, jsonb = _dumpers(session.info.parameter_status("server_encoding") or "")
+    session.adapters.register_dumper(str, text)
+    session.adapters.register_dumper(Jsonb, jsonb)
+
+
+@cache
+def _dumpers(encoding: str) -> tuple[type[Dumper], type[Dumper]]:
+    """Of texts and of JSON. Once for each encoding: psycopg keeps every class that it is given for
+    good, so those of each session would fill the memory of who opens many."""
+    from psycopg.types.json import Jsonb, JsonbDumper
+    from psycopg.types.string import StrDumperUnknown
 
     class TextDumper(StrDumperUnknown):
         def dump(self, obj: str) -> Buffer | None:
             return super().dump(acceptable(obj, encoding))
 
-    session.adapters.register_dumper(str, TextDumper)
-    set_json_dumps(partial(to_json, encoding=encoding), session)
+    class JsonTextDumper(JsonbDumper):
+        def dump(self, obj: Jsonb) -> Buffer | None:
+            return super().dump(Jsonb(obj.obj, partial(to_json, encoding=encoding)))
+
+    return TextDumper, JsonTextDumper
 
 
 def call_statement(function: str, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
