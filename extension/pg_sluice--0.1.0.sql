@@ -4327,19 +4327,12 @@ BEGIN
         work_mem = EXCLUDED.work_mem, successes = 0,
         runs = _sluice.count_run(s.runs, EXCLUDED.last_outcome), run_seconds = s.run_seconds + EXCLUDED.run_seconds
     RETURNING s.consecutive_errors INTO v_failures;
-    BEGIN
-        UPDATE _sluice.node AS n
-        SET status = CASE WHEN (_verdict ->> 'suspend')::boolean AND n.status = 'active' THEN 'suspended' ELSE n.status END,
-            retry_at = clock_timestamp() + make_interval(secs => (_verdict ->> 'retry_seconds')::double precision),
-            retry_of = CASE WHEN _verdict ->> 'retry_seconds' IS NOT NULL THEN _due_at END
-        WHERE n.pgt_id = _pgt_id
-        RETURNING * INTO v_node;
-    EXCEPTION
-        WHEN lock_not_available THEN
-            -- Somebody alters the node in a transaction that is open. The attempt and its count are on
-            -- record all the same; the next failure suspends.
-            RETURN;
-    END;
+    UPDATE _sluice.node AS n
+    SET status = CASE WHEN (_verdict ->> 'suspend')::boolean AND n.status = 'active' THEN 'suspended' ELSE n.status END,
+        retry_at = clock_timestamp() + make_interval(secs => (_verdict ->> 'retry_seconds')::double precision),
+        retry_of = CASE WHEN _verdict ->> 'retry_seconds' IS NOT NULL THEN _due_at END
+    WHERE n.pgt_id = _pgt_id
+    RETURNING * INTO v_node;
     v_name := _sluice.node_name(v_node);
     IF v_node.status = 'suspended' THEN
         PERFORM _sluice.open_alert(

@@ -12,7 +12,7 @@ from calls import Call
 from cluster import Cluster, Database, Leader
 from faults import Fault
 from queue_load import QueueLoad, failures
-from runs import configure, ended, idle, run_now, schedule
+from runs import configure, idle, run_now, schedule
 
 RUN = (
     "SELECT _sluice.enqueue_now(%s, jsonb_build_object('pgt_id', %s, 'name', 'n', 'priority', 0,"
@@ -147,27 +147,32 @@ def test_a_node_that_is_not_committed_yet_is_not_gone(
     commits: bool,
     tracks: str,
 ) -> None:
-    """1. A transaction makes a node and queues it. 2. The leader reconciles. 3. It still stands,
+    """1. A transaction makes a node and pauses it. 2. The leader reconciles. 3. It still stands,
     also where the server does not keep when a transaction began."""
     asked = fault(control, "known_nodes")
-    member.execute("SELECT sluice.drain()")
-    with member.connect(autocommit=False, options=f"-c track_activities={tracks}") as maker:
-        maker.execute("SELECT sluice.schedule('young', 'manual', 'SELECT 1')")
-        ((run_id,),) = maker.execute("SELECT sluice.run_now('young')").fetchall()
+
+    def reconciled() -> None:
+        asked.arm(0)
         for count in (1, 2):
             member.execute("NOTIFY sluice_wake")
             member.wait_for(lambda count=count: asked.calls >= count)
-        assert cluster.execute("SELECT name FROM _sluice.queue") == [("young",)]
+
+    paused = "SELECT array_agg(name) FROM _sluice.pause"
+    with member.connect(autocommit=False, options=f"-c track_activities={tracks}") as maker:
+        maker.execute("SELECT sluice.schedule('young', '1s', 'SELECT 1')")
+        maker.execute("SELECT sluice.pause('{young}', wait => false)")
+        reconciled()
+        assert cluster.execute(paused) == [(["young"],)]
         if commits:
             maker.commit()
         else:
             maker.rollback()
+    reconciled()
     if commits:
-        member.execute("SELECT sluice.resume()")
-        assert ended(member, run_id)["outcome"] == "succeeded"
+        assert cluster.execute(paused) == [(["young"],)]
+        assert member.execute("SELECT count(*) FROM sluice.history") == [(0,)]
     else:
-        member.execute("NOTIFY sluice_wake")
-    idle(cluster)
+        cluster.wait_for("SELECT count(*) = 0 FROM _sluice.pause")
 
 
 @pytest.mark.timeout(120)

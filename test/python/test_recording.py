@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from cluster import Database
-from runs import configure, ended, run_now, schedule
+from runs import configure, ended, node, run_now, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from faults import Fault
 
 HELD = {
-    # Its run fails by itself, while its definition is being changed.
+    # Its run fails by itself, while its definition is being changed: its retry can't be written
+    # before that is over.
     "altered": "SELECT sluice.alter_stream_table('altered', priority => 1)",
     # These fail since they wait for the transaction too long.
     "refreshed": "SELECT sluice.refresh_stream_table('refreshed')",
@@ -51,18 +52,19 @@ def test_failures_of_nodes_in_open_transactions(
         run_ids = {name: run_now(member, name) for name in HELD}
         # It stands in line behind them.
         assert ended(member, run_now(member), timeout=30)["outcome"] == "succeeded"
-        assert ended(member, run_ids["altered"])["outcome"] == "permanent_error"
-        recorded = "SELECT name, outcome, sqlstate FROM sluice.history WHERE kind <> 'job'"
-        assert member.execute(recorded) == [("public.altered", "permanent_error", "22012")]
         # Nothing is held for those that are not on record yet.
         cluster.wait_for("SELECT count(*) <= 1 FROM _sluice.slot")
-        ((waiting,),) = cluster.execute(
-            "SELECT array_agg(name ORDER BY name) FROM _sluice.queue WHERE state = 'ended'"
+        cluster.wait_for(
+            "SELECT array_agg(name ORDER BY name) ="
+            " '{public.altered,public.gone,public.kept,public.refreshed}'"
+            " FROM _sluice.queue WHERE state = 'ended'"
         )
-        assert waiting == ["public.gone", "public.kept", "public.refreshed"]
+        assert member.execute("SELECT count(*) FROM sluice.history WHERE kind <> 'job'") == [(0,)]
         user.execute("ROLLBACK TO before")
 
     # Then they are recorded, each of them once, except for one that nobody knows any more.
+    row = ended(member, run_ids["altered"])
+    assert (row["outcome"], row["sqlstate"]) == ("permanent_error", "22012")
     for name in ("refreshed", "kept"):
         row = ended(member, run_ids[name])
         assert (row["outcome"], row["sqlstate"]) == ("lock_timeout", "55P03")
@@ -118,6 +120,26 @@ def test_run_that_waits_to_be_recorded_is_no_obstacle(
         assert ended(member, run_id)["message"] == "x"
         cluster.wait_for("SELECT count(*) = 0 FROM _sluice.queue")
         assert member.execute("SELECT sluice.is_drained()") == [(True,)]
+
+
+def test_retry_outlives_a_change_that_is_rolled_back(
+    cluster: Cluster, member: Database, lead: Callable[..., Leader]
+) -> None:
+    """1. It runs. 2. A user's open transaction alters it. 3. It fails. 4. Nothing was altered."""
+    configure(member, retry_backoff_base="1 h", retry_backoff_cap="1 h")
+    command = "DO $$BEGIN PERFORM pg_advisory_xact_lock(7); RAISE SQLSTATE '40001'; END$$"
+    schedule(member, command, "bad")
+    with member.connect() as holder, member.connect(autocommit=False) as user:
+        lead()
+        holder.execute("SELECT pg_advisory_lock(7)")
+        run_id = run_now(member, "bad")
+        cluster.wait_for("SELECT count(*) = 1 FROM pg_locks WHERE NOT granted")
+        user.execute("SELECT sluice.schedule('bad', 'manual', 'SELECT 1')")
+        holder.execute("SELECT pg_advisory_unlock(7)")
+        cluster.wait_for("SELECT count(*) = 1 FROM _sluice.queue WHERE state = 'ended'")
+        user.rollback()
+    assert ended(member, run_id)["outcome"] == "serialization_failure"
+    assert node(member, "bad")["remedy"].startswith("backoff until")
 
 
 def test_run_of_a_former_leader_that_can_not_be_recorded(

@@ -34,7 +34,8 @@ _RECONCILE_SECONDS = (1.0, 60.0)
 _OPTIONS = "-c lock_timeout=5s"
 """What waits longer is told as a failure of the database, instead of a tick that never ends."""
 _SETTLE_SECONDS = 0.05
-"""Longest wait for a lock when a tick records a failure: the tick is not to be late for it."""
+"""Longest wait for a lock when a tick records a failure, and then it tries no other: the tick is
+not to be late for them."""
 
 
 def _is_refused(error: psycopg.Error) -> bool:
@@ -413,17 +414,23 @@ class Scheduler:
     async def _settle_lost(self, session: Session) -> None:
         """Records runs that lost their session; one that had committed is in history already.
 
-        One whose node somebody has locked waits for the next pass.
+        One whose node somebody has locked waits for the next pass, behind the others.
         """
-        for failure in list(self.lost):
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + _SETTLE_SECONDS
+        for _ in range(len(self.lost)):
+            failure = self.lost[0]
             self._step = Step("record failure", node=failure.run.name)
             try:
                 await self._record_lost(session, failure)
             except psycopg.errors.LockNotAvailable:
+                self.lost.rotate(-1)
+                if loop.time() > give_up:
+                    return
                 continue
             self._step = Step("finish run", in_control=True, node=failure.run.name)
             await self._leader.finish(failure.run.run_id)
-            self.lost.remove(failure)
+            self.lost.popleft()
             self.run_ended(failure.run.pgt_id)
 
     async def _record_lost(self, session: Session, failure: Failure) -> None:
