@@ -30,6 +30,10 @@ AS $$
 DECLARE
     v_command CONSTANT text := (SELECT e.command FROM _sluice.cron_entry AS e WHERE e.jobname = _jobname);
 BEGIN
+    -- Where there is no pg_cron, or none any more, there is no entry. start() checks that there is.
+    IF to_regclass('cron.job') IS NULL THEN
+        RETURN;
+    END IF;
     IF NOT _wanted THEN
         PERFORM cron.unschedule(j.jobid) FROM cron.job AS j WHERE j.jobname = _jobname AND j.command = v_command;
         RETURN;
@@ -99,10 +103,7 @@ BEGIN
     IF NOT v_wanted THEN
         PERFORM _sluice.record_endpoint(NULL);
     END IF;
-    -- What is configured before there is pg_cron is arranged by the first start().
-    IF to_regclass('cron.job') IS NOT NULL THEN
-        PERFORM _sluice.arrange_entry('pg_sluice metrics', v_wanted);
-    END IF;
+    PERFORM _sluice.arrange_entry('pg_sluice metrics', v_wanted);
 END;
 $$;
 COMMENT ON FUNCTION _sluice.arrange_endpoint() IS

@@ -249,6 +249,17 @@ def test_entry_that_somebody_changed(own_cluster: Callable[..., Cluster], change
         assert failed_checks(database) == []
 
 
+def test_stop_without_pg_cron(own_cluster: Callable[..., Cluster]) -> None:
+    """Whoever removes it need not be the one who leaves."""
+    cluster = own_cluster(fsync=False)
+    with cluster.database() as database:
+        database.execute("SELECT sluice.start()")
+        cluster.execute("DROP EXTENSION pg_cron")
+        database.execute("SELECT sluice.stop()")
+        assert database.execute("SELECT count(*) FROM sluice.databases()") == [(0,)]
+        assert failed_checks(database) == ["pg_cron is installed"]
+
+
 # A server that speaks another language
 
 
