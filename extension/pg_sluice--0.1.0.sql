@@ -966,7 +966,11 @@ AS $$
         AND (SELECT n.kind <> 'job' OR n.watermark_group = g.name FROM _sluice.node AS n WHERE n.pgt_id = _pgt_id)
     GROUP BY g.name, g.tolerance
     HAVING count(*) > 1
-        AND (count(w.watermark) < count(*) OR max(w.watermark) - min(w.watermark) > g.tolerance)
+        AND (
+            count(w.watermark) < count(*)
+            -- No interval is as long as two watermarks can be apart.
+            OR extract(epoch FROM max(w.watermark)) - extract(epoch FROM min(w.watermark)) > extract(epoch FROM g.tolerance)
+        )
     ORDER BY g.name
     LIMIT 1
 $$;

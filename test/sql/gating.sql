@@ -1,6 +1,6 @@
 -- What watermarks do to runs: a node whose sources are out of step is skipped, says so, and runs once they are in step.
 \ir setup.psql
-SELECT plan(37);
+SELECT plan(38);
 
 CREATE TABLE a (id integer);
 CREATE TABLE b (id integer);
@@ -54,6 +54,8 @@ SELECT is(
 );
 SELECT pg_temp.set('2024-01-01 11:00:00.000001', '2024-01-01 10:00') \g /dev/null
 SELECT is(pg_temp.run(:joined), 'skipped', 'whichever is ahead');
+SELECT pg_temp.set('4713-01-01 BC', '294276-12-31') \g /dev/null
+SELECT is(pg_temp.run(:joined), 'skipped', 'however far');
 SELECT is_empty(format($$SELECT 1 FROM _sluice.top_level_command(md5('top')::uuid, %s, '2024-01-03', 2)$$, :vacuum), 'a job at top level has nothing to execute');
 SELECT results_eq(
     $$SELECT name, kind, mode, outcome, attempt, due_at, reason, rows_changed, sqlstate FROM sluice.history WHERE run_id = md5('top')::uuid$$,
