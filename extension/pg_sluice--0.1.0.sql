@@ -4536,15 +4536,26 @@ $$;
 COMMENT ON FUNCTION _sluice.check_owned_relation(name, oid) IS
     'Raises unless the caller owns the relation and it is no node yet';
 
+CREATE TABLE _sluice.last_definition (
+    singleton boolean NOT NULL DEFAULT true
+        CONSTRAINT last_definition_pkey PRIMARY KEY
+        CONSTRAINT last_definition_singleton_check CHECK (singleton),
+    xid xid8 NOT NULL
+);
+COMMENT ON TABLE _sluice.last_definition IS
+    'The transaction that changed definitions last, so that one whose snapshot is older fails with 40001: it would check them against what is no longer there';
+INSERT INTO _sluice.last_definition (xid) VALUES (pg_catalog.pg_current_xact_id());
+
 CREATE FUNCTION _sluice.begin_definition()
 RETURNS void
 LANGUAGE sql
 SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT pg_advisory_xact_lock(_sluice.lock_class('catalog'), 0)
+    SELECT pg_advisory_xact_lock(_sluice.lock_class('catalog'), 0);
+    UPDATE _sluice.last_definition AS l SET xid = pg_current_xact_id() WHERE l.xid <> pg_current_xact_id();
 $$;
 COMMENT ON FUNCTION _sluice.begin_definition() IS
-    'Definitions change one transaction after the other, so that the graph is whole; runs and ticks never wait for this';
+    'Definitions change one transaction after the other, so that the graph is whole; runs and ticks never wait for this. Raises 40001 where the transaction''s snapshot is older than a change';
 
 CREATE FUNCTION _sluice.settle(_pgt_ids bigint[], _graph boolean)
 RETURNS void
