@@ -135,9 +135,7 @@ BEGIN
         lock_timeout = COALESCE((_arguments ->> 'lock_timeout')::interval, n.lock_timeout),
         refresh_timeout = COALESCE((_arguments ->> 'refresh_timeout')::interval, n.refresh_timeout),
         max_lag = COALESCE((_arguments ->> 'max_lag')::interval, n.max_lag),
-        status = CASE WHEN v_reschedule AND n.status = 'quarantined' THEN 'active' ELSE n.status END,
-        -- A new query shows at the next tick.
-        next_fire_at = CASE WHEN _arguments ->> 'query' IS NULL THEN n.next_fire_at ELSE clock_timestamp() END
+        status = CASE WHEN v_reschedule AND n.status = 'quarantined' THEN 'active' ELSE n.status END
     WHERE n.pgt_id = v_node.pgt_id;
     IF v_reschedule THEN
         PERFORM _sluice.close_alert('quarantined', v_node.pgt_id);
@@ -148,6 +146,9 @@ BEGIN
         SELECT v_node.pgt_id, s.value::oid FROM jsonb_array_elements_text(_arguments -> 'sources') AS s;
     END IF;
     PERFORM _sluice.settle(CASE WHEN v_reschedule THEN ARRAY[v_node.pgt_id] ELSE '{}' END, true);
+    -- A new query shows at the next tick, on whatever grid the table was put.
+    UPDATE _sluice.node AS n SET next_fire_at = clock_timestamp()
+    WHERE n.pgt_id = v_node.pgt_id AND _arguments ->> 'query' IS NOT NULL;
     RETURN NULL;
 END;
 $$;
@@ -174,7 +175,7 @@ AS $$
 $$;
 COMMENT ON FUNCTION sluice.alter_stream_table(text, text, text, text, integer, interval, interval, interval) IS
 'Changes what is given of a stream table; NULL leaves a property as it is.
-query: must have the same columns; the rows follow at the next run. schedule: starts a new grid now and ends a quarantine. A query that would make the table read itself is refused with the path.
+query: must have the same columns; the rows follow with a run that is due at once. schedule: starts a new grid now and ends a quarantine. A query that would make the table read itself is refused with the path.
 Only for its owner. Locks: none on the table.';
 
 CREATE FUNCTION _sluice.do_drop_stream_table(_caller name, _arguments jsonb)

@@ -1,6 +1,6 @@
 -- alter_stream_table(), drop_stream_table(), and what users do to the table themselves.
 \ir setup.psql
-SELECT plan(39);
+SELECT plan(41);
 
 CREATE FUNCTION pg_temp.node(_name text) RETURNS _sluice.node LANGUAGE sql AS $$
     SELECT n FROM _sluice.node AS n WHERE n.relid = to_regclass(_name)
@@ -18,6 +18,10 @@ SELECT lives_ok(
     'a query with the same columns'
 );
 SELECT ok((pg_temp.node('base')).next_fire_at <= clock_timestamp(), 'makes the table due');
+SELECT sluice.alter_stream_table('base', query => 'SELECT id, upper(grp) AS grp FROM src', schedule => '24h') \g /dev/null
+SELECT ok((pg_temp.node('base')).next_fire_at <= clock_timestamp(), 'also with a new schedule');
+SELECT sluice.alter_stream_table('base', query => 'SELECT id, upper(grp) AS grp FROM src', schedule => 'manual') \g /dev/null
+SELECT ok((pg_temp.node('base')).next_fire_at <= clock_timestamp(), 'and with none to come');
 SELECT sluice.refresh_stream_table('base') \g /dev/null
 SELECT results_eq('SELECT grp FROM base ORDER BY 1', $$VALUES ('A'), ('B')$$, 'and the rows follow at the next refresh');
 SELECT is(
