@@ -411,7 +411,8 @@ AS $$
         pg_catalog.jsonb_extract_path(e.value, 'pgt_id')::bigint
     FROM pg_catalog.jsonb_array_elements(_sluice.unwrap(_sluice.invoke(
         'bulk_create', pg_catalog.jsonb_build_object(
-            'session', _sluice.session_settings(), 'definitions', definitions
+            -- As text: its length is checked before it is read.
+            'session', _sluice.session_settings(), 'definitions', definitions::pg_catalog.text
         )
     ))) AS e
 $$;

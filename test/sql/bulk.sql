@@ -1,6 +1,6 @@
 -- bulk_create(): many stream tables, all or none.
 \ir setup.psql
-SELECT plan(21);
+SELECT plan(23);
 
 CREATE TABLE src (id integer, grp text);
 INSERT INTO src VALUES (1, 'a'), (2, 'b');
@@ -57,6 +57,14 @@ SELECT is(pg_temp.bulk_error('[{"name": "a1"}]'), '22004: query must not be null
 SELECT is(pg_temp.bulk_error('[{"name": "a1", "query": "SELECT 1 AS a", "schedule": null}]'), '22004: schedule must not be null', 'NULL for a schedule');
 SELECT is(pg_temp.bulk_error('{"name": "a1"}'), '22023: definitions must be an array of objects', 'an object');
 SELECT is(pg_temp.bulk_error('[1]'), '22023: definitions must be an array of objects', 'an array of numbers');
+SELECT is(
+    pg_temp.bulk_error((repeat('[', 2000) || repeat(']', 2000))::jsonb),
+    '22023: definitions are nested too deeply, or contain too long a number', 'one in the other, deeper than Python reads'
+);
+SELECT is(
+    pg_temp.bulk_error(('[{"name": "a1", "query": "SELECT 1 AS a", "priority": ' || repeat('9', 5000) || '}]')::jsonb),
+    '22023: definitions are nested too deeply, or contain too long a number', 'a longer number than it reads'
+);
 SELECT throws_ok('SELECT * FROM sluice.bulk_create(NULL)', '22004', 'definitions must not be null', 'NULL');
 SELECT matches(pg_temp.bulk_error('[{"name": 1, "query": "SELECT 1 AS a"}]'), '^22023: ', 'a name that is a number');
 SELECT matches(pg_temp.bulk_error('[{"name": "a1", "query": ["SELECT 1"]}]'), '^22023: ', 'a query that is an array');

@@ -133,9 +133,15 @@ def drop_stream_table(plpy: Plpy, arguments: dict[str, Any]) -> None:
 def bulk_create(plpy: Plpy, arguments: dict[str, Any]) -> list[dict[str, Any]]:
     """See sluice.bulk_create()."""
     _require(arguments, "definitions")
-    definitions = arguments["definitions"]
-    size = len(to_json(definitions).encode())
-    _check_limit(plpy, "definitions are too long", size, "max_bulk_bytes")
+    text = arguments["definitions"]
+    _check_limit(plpy, "definitions are too long", len(text.encode()), "max_bulk_bytes")
+    try:
+        definitions = json.loads(text)
+    except (RecursionError, ValueError):
+        # The server reads more than Python does.
+        raise errors.invalid_argument(
+            "definitions are nested too deeply, or contain too long a number"
+        ) from None
     if not isinstance(definitions, list) or not all(isinstance(d, dict) for d in definitions):
         raise errors.invalid_argument("definitions must be an array of objects")
     _check_limit(plpy, "too many definitions", len(definitions), "max_bulk_definitions")
