@@ -4006,6 +4006,16 @@ BEGIN
             ),
             HINT = 'Drop the stream table and create it with the query that you want; columns can be renamed.';
     END IF;
+    PERFORM FROM pg_class AS c, pg_roles AS r
+    WHERE c.oid = _node.relid AND c.relrowsecurity AND c.relforcerowsecurity
+        AND r.oid = _owner AND NOT (r.rolsuper OR r.rolbypassrls);
+    IF FOUND THEN
+        RAISE EXCEPTION USING
+            ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('row-level security of stream table %s applies to its owner', _node.relid),
+            DETAIL = 'A refresh runs with the owner''s rights and must see all rows of the table.',
+            HINT = 'Use ALTER TABLE ... NO FORCE ROW LEVEL SECURITY.';
+    END IF;
     RETURN _sluice.run_as(
         _owner, 'pg_catalog, pg_temp', _sluice.difference_statement(_node.relid, _node.query), true
     );

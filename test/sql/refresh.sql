@@ -1,6 +1,6 @@
 -- What a refresh does to the rows: after it a stream table equals its query, row for row.
 \ir setup.psql
-SELECT plan(34);
+SELECT plan(38);
 
 -- Rows of the table and of the query that have no counterpart, told apart by their text.
 CREATE FUNCTION pg_temp.differences(_table text, _query text)
@@ -135,6 +135,25 @@ SELECT sluice.refresh_stream_table('few_too') \g /dev/null
 SELECT results_eq('TABLE watched', 'VALUES (2)', 'triggers on it see just the rows that change');
 SELECT is((SELECT string_agg(id::text, ',' ORDER BY id) FROM ONLY few_too), '1,2', 'rows of a table that inherits from it are not taken for its own');
 SELECT is((SELECT count(*) FROM child WHERE id = 77), 20::bigint, 'nor touched');
+
+-- Policies on it, which can hide its rows from the owner too
+CREATE ROLE sluice_test_owner;
+GRANT SELECT ON few TO sluice_test_owner;
+ALTER TABLE few_too OWNER TO sluice_test_owner;
+DROP TRIGGER watch ON few_too;
+CREATE POLICY low ON few_too USING (id < 2) WITH CHECK (true);
+ALTER TABLE few_too ENABLE ROW LEVEL SECURITY;
+SELECT is(sluice.refresh_stream_table('few_too'), 'no_change', 'policies for others are none of a refresh''s business');
+ALTER TABLE few_too FORCE ROW LEVEL SECURITY;
+SELECT is(
+    pg_temp.error_of($$SELECT sluice.refresh_stream_table('few_too')$$),
+    E'55000: row-level security of stream table public.few_too applies to its owner\n'
+    'DETAIL: A refresh runs with the owner''s rights and must see all rows of the table.\n'
+    'HINT: Use ALTER TABLE ... NO FORCE ROW LEVEL SECURITY.', 'those for the owner would have it add the hidden rows again'
+);
+SELECT is((SELECT count(*) FROM ONLY few_too), 2::bigint, 'and nothing is written');
+ALTER ROLE sluice_test_owner BYPASSRLS;
+SELECT is(sluice.refresh_stream_table('few_too'), 'no_change', 'an owner whom they don''t apply to sees all');
 
 -- Manual refreshes say what they can't do
 SELECT throws_ok(
