@@ -51,12 +51,15 @@ AS $$
         )
     )
     SELECT 'leader',
-        CASE WHEN c.leader_alive THEN 'ok' ELSE 'critical' END,
-        CASE WHEN c.leader_alive THEN format('process %s leads', c.leader_pid) ELSE 'no leader holds the lease' END,
+        CASE WHEN NOT c.leader_alive THEN 'critical' WHEN c.leader_entry <> 'active' THEN 'warn' ELSE 'ok' END,
         CASE
+            WHEN NOT c.leader_alive THEN 'no leader holds the lease'
+            ELSE format('process %s leads%s', c.leader_pid, CASE WHEN c.leader_entry <> 'active' THEN ', and none will follow it' END)
+        END,
+        CASE
+            WHEN c.leader_entry <> 'active' THEN format('pg_cron starts none, since its entry "pg_sluice" is %s; sluice.start() makes it what it should be.', c.leader_entry)
             WHEN c.leader_alive THEN NULL
             WHEN c.leader_entry IS NULL THEN 'No database is scheduled; sluice.start() has pg_cron start one.'
-            WHEN c.leader_entry <> 'active' THEN format('pg_cron starts none, since its entry "pg_sluice" is %s; sluice.start() makes it what it should be.', c.leader_entry)
             ELSE 'pg_cron starts one within a minute; otherwise see sluice.preflight() and cron.job_run_details.'
         END
     FROM control AS c

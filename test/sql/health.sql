@@ -1,6 +1,6 @@
 -- health_check(), check by check: what is ok, what is not, and what to do.
 \ir setup.psql
-SELECT plan(60);
+SELECT plan(61);
 
 CREATE TABLE src (id integer);
 SELECT sluice.create_stream_table('st', 'SELECT id FROM src', '1h', max_lag => '5 min') AS st \gset
@@ -22,7 +22,12 @@ CREATE FUNCTION pg_temp.member(_check text, _is_held boolean DEFAULT false, _pau
 $$;
 
 -- The control database
-SELECT is(pg_temp.control('leader', '{}'), 'ok: process 7 leads', 'a leader');
+SELECT is(pg_temp.control('leader', '{"leader_entry": "active"}'), 'ok: process 7 leads', 'a leader');
+SELECT is(
+    pg_temp.control('leader', '{"leader_entry": "missing"}'),
+    'warn: process 7 leads, and none will follow it | pg_cron starts none, since its entry "pg_sluice" is missing; sluice.start() makes it what it should be.',
+    'the last one'
+);
 SELECT is(
     pg_temp.control('leader', '{"leader_alive": false}'),
     'critical: no leader holds the lease | No database is scheduled; sluice.start() has pg_cron start one.',
