@@ -8,6 +8,7 @@ VENV = .venv/bin
 STRESS_SECONDS ?= 180
 # Behaviour tests mostly wait, so there may be more at a time than there are cores.
 JOBS ?= 3
+PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 COVERAGE_TESTS ?= test/python
 
 # Parts of a target run one after another, in the order written, also under -j.
@@ -43,10 +44,10 @@ pgtap:  ## test the SQL contracts with pgTAP, each file in a database of its own
 	$(VENV)/python tools/pgtap.py $(wildcard test/sql/*.sql)
 
 behaviour:  ## test behaviour on real clusters
-	timeout --signal=TERM --kill-after=60 3600 $(VENV)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder test/python
+	timeout --signal=TERM --kill-after=60 3600 $(VENV)/pytest $(PARALLEL) test/python
 
 coverage: deps install  ## measure which lines unit and behaviour tests execute, inside the server too
-	$(VENV)/python tools/line_coverage.py $(COVERAGE_TESTS)
+	$(VENV)/python tools/line_coverage.py $(PARALLEL) $(COVERAGE_TESTS)
 
 lint: verify  ## check style, types, the generated script and PL/pgSQL
 	$(VENV)/ruff check .
