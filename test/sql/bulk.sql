@@ -57,9 +57,11 @@ SELECT is(pg_temp.bulk_error('[{"name": "a1"}]'), '22004: query must not be null
 SELECT is(pg_temp.bulk_error('[{"name": "a1", "query": "SELECT 1 AS a", "schedule": null}]'), '22004: schedule must not be null', 'NULL for a schedule');
 SELECT is(pg_temp.bulk_error('{"name": "a1"}'), '22023: definitions must be an array of objects', 'an object');
 SELECT is(pg_temp.bulk_error('[1]'), '22023: definitions must be an array of objects', 'an array of numbers');
-SELECT is(
+-- Python 3.13 reads them.
+SELECT matches(
     pg_temp.bulk_error((repeat('[', 2000) || repeat(']', 2000))::jsonb),
-    '22023: definitions are nested too deeply, or contain too long a number', 'one in the other, deeper than Python reads'
+    '^22023: definitions (are nested too deeply, or contain too long a number|must be an array of objects)$',
+    'one in the other, deeper than Python 3.11 reads'
 );
 SELECT is(
     pg_temp.bulk_error(('[{"name": "a1", "query": "SELECT 1 AS a", "priority": ' || repeat('9', 5000) || '}]')::jsonb),
